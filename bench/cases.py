@@ -19,8 +19,8 @@ class Case:
 
     name: str
     goal_seconds: float
-    """Goal for ours, p95 in seconds on two cores. It counts from the fault, or from the detection
-    by Kubernetes for a lost node."""
+    """Goal for the recovery of a DDPJob: p95 in seconds on two cores. For a lost node it counts
+    from the detection by Kubernetes, otherwise from the fault."""
     inject: Callable[[MeasuredGang, random.Random], float]
     """Injects the fault and returns its time in Unix seconds."""
     lost_node: str | None = None
@@ -28,11 +28,11 @@ class Case:
     detection_seconds: float = 0.0
     """Maximum seconds until Kubernetes detects the loss."""
     has_spare: bool = False
-    """Whether a spare pod of ours stands by."""
+    """Whether the DDPJob has a spare pod."""
 
     @property
     def needs_new_setup(self) -> bool:
-        """Whether each repeat needs a new set-up, because pods do not move back to a node."""
+        """Whether each repeat needs new pods, because pods do not move back to a restored node."""
         return self.lost_node is not None
 
     def pods_on_lost_node(self, gang: MeasuredGang) -> list[JSON]:
@@ -57,7 +57,7 @@ def kill_random_rank(gang: MeasuredGang, rng: random.Random) -> float:
 
 
 def delete_random_pod(gang: MeasuredGang, rng: random.Random) -> float:
-    """Delete a random pod with ranks without a grace period. That of rank 0 may be chosen too."""
+    """Delete a random pod that runs ranks, without a grace period. It may be the pod of rank 0."""
     names = sorted({pod["metadata"]["name"] for pod, _ in gang.heartbeats()})
     return faults.delete_pod(gang, rng.choice(names))
 
@@ -69,7 +69,7 @@ def exhaust_random_pod(gang: MeasuredGang, rng: random.Random) -> float:
 
 
 def lose_one_node(gang: MeasuredGang, rng: random.Random) -> float:
-    """Cut off a node with one of the pods, and kill its kubelet and containers."""
+    """Cut a node with a pod of the gang off the network, and kill its kubelet and containers."""
     del rng
     return faults.lose_node(gang.cluster, LOST_NODE)
 

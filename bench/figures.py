@@ -20,11 +20,12 @@ class Recovery:
     seconds: float | None
     """Seconds from the fault to the first new update of every rank; None if not in time."""
     after_detection: float | None = None
-    """The same time from the moment at which Kubernetes detected the lost pod."""
+    """Seconds from the detection of the lost pod by Kubernetes to the first new update of every
+    rank."""
     back: float | None = None
     """Seconds from the fault until the run had repeated all lost updates."""
     phases: dict[str, float] = field(default_factory=dict)
-    """Seconds after the fault, by phase."""
+    """Seconds after the fault at which each phase of the recovery ended, by phase."""
 
     def __str__(self) -> str:
         """Return the recovery in one line."""
@@ -42,7 +43,7 @@ class Recovery:
 
 @dataclass
 class Result:
-    """All recoveries of a gang from one fault."""
+    """Result: all recoveries that were measured for one gang and one fault."""
 
     case: Case
     label: str
@@ -50,7 +51,7 @@ class Result:
     never: bool = False
 
     def quantile(self, q: float, value: Callable[[Recovery], float | None]) -> float:
-        """Return a quantile by the nearest rank above; infinite for a missing recovery."""
+        """Return a quantile of the recovery times by nearest rank; infinite for a missing one."""
         values = sorted(math.inf if (v := value(r)) is None else v for r in self.recoveries)
         return values[min(len(values) - 1, int(q * len(values)))]
 
@@ -64,12 +65,12 @@ def _after_detection(recovery: Recovery) -> float | None:
 
 
 def _goal_value(case: Case) -> Callable[[Recovery], float | None]:
-    """Return the value that the goal applies to."""
+    """Return the recovery time to which the goal applies."""
     return _seconds if case.lost_node is None else _after_detection
 
 
 def missed(results: Sequence[Result]) -> list[str]:
-    """Return the names of the cases in which ours missed its goal."""
+    """Return the names of the cases in which the DDPJob missed its goal."""
     return [
         r.case.name
         for r in results
@@ -95,7 +96,7 @@ def table(results: Sequence[Result]) -> str:
 
 
 def phases_table(results: Sequence[Result]) -> str:
-    """Return the phases of our recoveries as Markdown, in median seconds after the fault.
+    """Return the phases of the DDPJob's recoveries as Markdown, in median seconds after the fault.
 
     The text is empty if no recovery has phases, as when the operator reaches no agent.
     """
@@ -114,7 +115,7 @@ def _median(values: Sequence[float]) -> str:
 
 
 def notes(seed: int, import_seconds: float, steal: float) -> str:
-    """Return the notes to the tables.
+    """Return the notes that explain the tables.
 
     Args:
         seed: Seed of the random choices.
@@ -166,7 +167,7 @@ def _back(recovery: Recovery, counted: float | None) -> float | None:
 
     Args:
         recovery: The recovery.
-        counted: Its seconds to the first new update, which state where counting begins.
+        counted: Seconds to the first new update, counted from the fault or from its detection.
     """
     if recovery.back is None or recovery.seconds is None or counted is None:
         return None

@@ -1,4 +1,4 @@
-"""The measured gangs: the same training by a DDPJob and by torchrun in a StatefulSet."""
+"""Start the measured gangs: the same training as a DDPJob and as torchrun in a StatefulSet."""
 
 import json
 from dataclasses import dataclass, field
@@ -20,10 +20,11 @@ JSON = dict[str, Any]
 NODES, RANKS = 2, 4
 TASK = "ddp_trainer.tasks.miniresnet:build"
 CONFIG = {"max_steps": 1_000_000, "global_batch": 256, "eval_every_steps": 1_000_000}
-"""A run that outlasts the measurement."""
+"""Configuration of a training run that lasts longer than the measurement."""
 SAVE_EVERY_STEPS = 20
 RESOURCES = {"requests": {"cpu": "500m"}, "limits": {"memory": "2Gi"}}
-"""Without a CPU request the kernel would prefer the control plane on the same cores."""
+"""Resources of each pod. Without a CPU request the kernel would prefer the control plane, which
+uses the same cores."""
 PHASES = {
     "noticed": "noticed",
     "decided": "decided",
@@ -34,13 +35,13 @@ PHASES = {
     "process group": "processGroup",
     "first step": "firstStep",
 }
-"""Phases of a recovery, and their names in `status.lastRecovery`."""
+"""Phases of a recovery, each with its field in `status.lastRecovery`."""
 START_SECONDS = 180.0
-"""Maximum seconds until a set-up trains."""
+"""Maximum seconds until a new gang trains."""
 
 
 class MeasuredGang(Protocol):
-    """One gang under measurement, which can be replaced by a new one."""
+    """A gang whose recovery is measured. It can be replaced by a new gang."""
 
     label: str
 
@@ -51,11 +52,11 @@ class MeasuredGang(Protocol):
     def pods(self) -> list[JSON]: ...
     def heartbeats(self) -> list[tuple[JSON, Heartbeat]]: ...
     def start(self) -> None:
-        """Create a new set-up and wait until it trains."""
+        """Create a new gang and wait until it trains."""
         ...
 
     def stop(self) -> None:
-        """Delete the set-up with all its pods."""
+        """Delete the gang with all its pods."""
         ...
 
     def affects_next_recovery(self) -> bool:
@@ -63,7 +64,7 @@ class MeasuredGang(Protocol):
         ...
 
     def stands_by(self) -> bool:
-        """Return whether all that is to take the place of a lost pod is ready."""
+        """Return whether everything that replaces a lost pod is ready."""
         ...
 
     def phases(self, started: float) -> dict[str, float]:
@@ -72,7 +73,7 @@ class MeasuredGang(Protocol):
 
 
 def trains(gang: MeasuredGang, since: float = 0.0) -> bool:
-    """Return whether every rank trains and did its first update after a time."""
+    """Return whether every rank trains and did its first update after the given time."""
     heartbeats = [heartbeat for _, heartbeat in gang.heartbeats()]
     fresh = [
         b for b in heartbeats if (b.first_step_at or 0.0) > since and b.phase is RankPhase.TRAINING
@@ -86,7 +87,7 @@ def newest_step(gang: MeasuredGang) -> int:
 
 
 def has_saved(gang: MeasuredGang) -> bool:
-    """Return whether rank 0 has saved since its first update."""
+    """Return whether rank 0 has saved a checkpoint since its first update."""
     leaders = [heartbeat for _, heartbeat in gang.heartbeats() if heartbeat.rank == 0]
     return any(
         heartbeat.checkpoint is not None
@@ -97,7 +98,7 @@ def has_saved(gang: MeasuredGang) -> bool:
 
 @dataclass
 class Ours:
-    """A DDPJob."""
+    """A gang that a DDPJob runs."""
 
     cluster: Cluster
     namespace: str
@@ -109,7 +110,7 @@ class Ours:
 
     @property
     def job(self) -> Job:
-        """The job of the newest set-up."""
+        """The DDPJob that was created last."""
         assert self._job is not None
         return self._job
 
@@ -135,7 +136,7 @@ class Ours:
         return True
 
     def phases(self, started: float) -> dict[str, float]:
-        """Return the trace in the job's status, shifted so that it counts from the fault."""
+        """Return the times in the job's `status.lastRecovery`, counted from the fault."""
         traces: list[JSON] = []
 
         def traced() -> bool:
@@ -170,7 +171,7 @@ class Ours:
 
 
 class SparedOurs(Ours):
-    """A DDPJob with a spare pod."""
+    """A gang that a DDPJob with a spare pod runs."""
 
     def stands_by(self) -> bool:
         return self.job.status.get("spares") == "1/1"
@@ -183,35 +184,35 @@ class SparedOurs(Ours):
 
 
 class UnreachableOurs(Ours):
-    """A DDPJob whose agents the operator does not reach."""
+    """A gang of a DDPJob whose agents the operator cannot reach."""
 
     job_class = UnaskedJob
 
     def affects_next_recovery(self) -> bool:
-        """Return whether the next attempt would wait for more than 1 s.
+        """Return whether the operator would delay the next attempt by more than 1 s.
 
-        The operator lets attempts without progress wait, and here it learns of checkpoints only
-        from pods that end by themselves.
+        The operator delays the attempt that follows one without progress. Without agents it learns
+        of checkpoints only from pods that end by themselves.
         """
         return int(self.job.status["attemptsWithoutProgress"]) > 1
 
     def phases(self, started: float) -> dict[str, float]:
-        """Return nothing: the operator learns no time of an agent."""
+        """Return no phases, because the operator receives no times from the agents."""
         del started
         return {}
 
 
 @dataclass
 class Torchrun:
-    """torchrun in a StatefulSet, as its documentation and most guides configure it."""
+    """A gang that torchrun runs in a StatefulSet, configured as in its documentation."""
 
     cluster: Cluster
     namespace: str
     label: str
     options: tuple[str, ...] = ()
-    """Further options of torchrun."""
+    """Additional options of torchrun."""
     host_options: tuple[str, str] = ("", "")
-    """An option for pod 0 and its counterpart for the other pods."""
+    """Option of torchrun for pod 0, and the matching option for all other pods."""
     env: dict[str, str] = field(default_factory=dict)
     name: str = ""
     _count: int = 0
@@ -253,7 +254,7 @@ class Torchrun:
         return True
 
     def affects_next_recovery(self) -> bool:
-        """Return whether a container restarted, which doubles its next CrashLoopBackOff."""
+        """Return whether a container restarted, because that doubles its next CrashLoopBackOff."""
         counts = [s["restartCount"] for p in self.pods() for s in p["status"]["containerStatuses"]]
         return any(counts)
 

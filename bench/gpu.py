@@ -1,4 +1,4 @@
-"""Measure ResNet-50 and GPT-2 in bf16 on one GPU, beside a hand-written loop.
+"""Measure ResNet-50 and GPT-2 in bf16 on one GPU, and compare with a hand-written loop.
 
     python -m bench.gpu [--seed 0] [--out bench-results] [--rounds 3] [--tiny]
 
@@ -28,48 +28,52 @@ from ddp_trainer.ranks.environment import Ranks
 NO_DEVICE = 4
 MAX_RATIO = 1.02
 MAX_DRIFT = 0.02
-"""Maximum distance of our weights from minimal's, relative to the distance that minimal's moved."""
+"""Maximum distance between the final weights of the product's loop and of the hand-written loop, as
+a share of the distance that the weights of the latter moved."""
 MAX_OF_FLOOR = 1.2
-"""The same as a multiple of the drift between two minimal loops, where that is larger: sums on a
-GPU have no fixed order, and ten steps of a deep network amplify the rounding."""
+"""Maximum of the same distance as a multiple of the distance between two runs of the hand-written
+loop. The larger limit applies, because sums on a GPU have no fixed order and a deep network
+amplifies their rounding."""
 WARM_UP, TIMED = 20, 40
 SYNC_FREE_FROM, SYNC_FREE_STEPS = 15, 50
-"""First step and number of steps in which a host sync is an error. No agreement falls into them."""
+"""First step and number of steps in which a host sync is an error. The ranks exchange nothing in
+these steps."""
 SYSTEMS: dict[str, Train] = {"minimal": minimal, "ours": ours, "minimal again": minimal}
 ALONE = Ranks(rank=0, world_size=1, local_rank=0, local_world_size=1, launched=True)
 
 
 @dataclass
 class Case:
-    """A workload, its unit and its results."""
+    """A workload with its unit of throughput and its measured results."""
 
     work: Workload
     unit: str
     per_sample: int
-    """Units per sample."""
+    """Units in one sample."""
     steps: dict[str, list[float]] = field(default_factory=dict)
     """Median seconds per step of each block, by system."""
     memory: dict[str, float] = field(default_factory=dict)
     """Peak memory in GiB, by system."""
     drift: float | None = None
     floor: float | None = None
-    """Drift between two minimal loops, from sums on the GPU that have no fixed order."""
+    """Distance between the weights of two runs of the hand-written loop, which differ because sums
+    on a GPU have no fixed order."""
     syncs: str | None = None
     """`none` or the message of the first host sync; None on a CPU, which has no host syncs."""
 
     def rate(self, system: str) -> float:
-        """Return units per second."""
+        """Return the throughput of a system in units per second."""
         step = statistics.median(self.steps[system])
         return self.work.local_batch * self.per_sample / step
 
     def ratio(self, system: str) -> float:
-        """Return the median over rounds of the ratio to the mean of the two minimal loops."""
+        """Return a system's throughput relative to the hand-written loop: median over rounds."""
         both = zip(self.steps["minimal"], self.steps["minimal again"], strict=True)
         mine = zip(self.steps[system], both, strict=True)
         return statistics.median(time / statistics.fmean(pair) for time, pair in mine)
 
     def misses(self, *, tiny: bool) -> list[str]:
-        """Return the missed goals; with `tiny` only the drift has a goal."""
+        """Return the missed goals; with `tiny` only the distance between weights has a goal."""
         name = self.work.name
         found = []
         goal = max(MAX_DRIFT, MAX_OF_FLOOR * (self.floor or 0.0))
@@ -85,7 +89,7 @@ class Case:
 
 
 def cases(*, tiny: bool) -> list[Case]:
-    """Return the workloads; with `tiny`, small enough for a CPU."""
+    """Return the workloads; with `tiny`, return models that are small enough for a CPU."""
     images, tokens = (4, 8) if tiny else (256, 32)
     image_sizes = {"depths": [1, 1], "width": 8, "pixels": 32, "classes": 10} if tiny else {}
     token_sizes: dict[str, Any] = {"context": 16, "layers": 1, "heads": 2, "width": 16}
@@ -103,7 +107,7 @@ def _workload(
 
 
 def measure(case: Case, at: Setting, report: "ReportPage", rounds: int) -> None:
-    """Measure one case. Write the page again after every part."""
+    """Measure one case, and write the page again after every part."""
     case.drift, case.floor = _drift(case.work, replace(at, steps=10))
     case.syncs = _syncs(case.work, replace(at, steps=SYNC_FREE_FROM + SYNC_FREE_STEPS + 5))
     report.write()
@@ -121,7 +125,7 @@ def measure(case: Case, at: Setting, report: "ReportPage", rounds: int) -> None:
 
 
 def _drift(work: Workload, at: Setting) -> tuple[float, float]:
-    """Return the drift of our loop, and that of a second minimal loop as its floor."""
+    """Return how far the product's weights, and those of a second hand-written loop, differ."""
     start = {name: value.clone() for name, value in build(work, at).model.state_dict().items()}
     with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True):
         loops = (minimal, ours, minimal)
@@ -136,7 +140,7 @@ def _distance(weights: Weights, others: Weights) -> float:
 
 
 def _syncs(work: Workload, at: Setting) -> str | None:
-    """Run our loop with host syncs forbidden in its steady steps. Return `none` or the error."""
+    """Forbid host syncs in the loop's steady steps. Return `none` or the first error."""
     if at.device.type != "cuda":
         return None
     timer = StepTimer(
@@ -164,7 +168,7 @@ def _free(device: torch.device) -> None:
 
 
 class ReportPage:
-    """The page with the table, written after each result."""
+    """The results page, which is written to disk after each result."""
 
     def __init__(self, path: Path, known: list[Case], place: str, rounds: int) -> None:
         self._path = path

@@ -4,7 +4,7 @@ from pathlib import Path
 
 
 class Host:
-    """CPU steal since this object was created."""
+    """CPU steal of this machine since this object was created."""
 
     def __init__(self, stat: Path = Path("/proc/stat")) -> None:
         """Read the counters. `stat` is the kernel's file of CPU times."""
@@ -17,7 +17,7 @@ class Host:
         return stolen / wanted if wanted else 0.0
 
     def _read(self) -> tuple[int, int]:
-        """Return busy ticks with steal, and steal ticks (proc(5))."""
+        """Return the busy ticks including steal, and the steal ticks (proc(5))."""
         user, nice, system, _, _, *rest = map(int, self._stat.read_text().split()[1:9])
         interrupts, soft, stolen = rest
         return user + nice + system + interrupts + soft + stolen, stolen

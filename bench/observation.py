@@ -1,9 +1,10 @@
-"""Measure what observation costs: in an update, in a scrape of an agent and of the operator.
+"""Measure the cost of metrics, heartbeats and events per update and per scrape.
 
     python -m bench.observation [--rounds 300]
 
-One rank trains on the CPU, with and without observation in turns of a few updates. The exit code
-is 1 if a goal is missed. A ratio misses its goal only if its whole interval is above it.
+One rank trains on the CPU, with and without these (together: observation) in turns of a few
+updates. The exit code is 1 if a goal is missed. A ratio misses its goal only if its whole
+confidence interval is above the goal.
 """
 
 import argparse
@@ -52,7 +53,7 @@ from tests.harness import ending
 TURN = 20
 """Updates of one turn."""
 STEP_SECONDS = 0.05
-"""Duration of the update of which the goals are shares."""
+"""Seconds of the update to which the goals relate."""
 MOST_OF_STEP = 0.005
 MOST_OF_HEARTBEATS = 0.001
 MOST_AGENT_SECONDS = 0.005
@@ -67,11 +68,11 @@ class Figure:
     value: float
     goal: float
     low: float | None = None
-    """Lower end of its 95 % interval, if it has one."""
+    """Lower end of the 95 % interval of the value, if the value has one."""
 
     @property
     def missed(self) -> bool:
-        """Whether the value is above its goal, with its whole interval."""
+        """Whether the value, with its whole interval, is above its goal."""
         return (self.value if self.low is None else self.low) > self.goal
 
     def __str__(self) -> str:
@@ -80,14 +81,14 @@ class Figure:
 
 
 class _Nothing:
-    """Stands in for a switched-off part of the observation."""
+    """Replacement for a part of the observation that is switched off."""
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         return lambda *_, **__: None
 
 
 class Switch:
-    """Switch between a run with and without observation."""
+    """Switch that turns the observation of a run on and off."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -103,7 +104,7 @@ class Switch:
 
 
 def updates(run: Run) -> Iterator[None]:
-    """Make one update after another, as the loop does between two exchanges."""
+    """Do one update after another, as the loop does between two exchanges of the ranks."""
     trace = run.learner.trace
     while True:
         for micro_batches in by_update(trace.waits(Activity.DATA, run.train_loader)):
@@ -114,7 +115,7 @@ def updates(run: Run) -> Iterator[None]:
 
 
 def cost_of_update(folder: Path, rounds: int) -> list[Figure]:
-    """Measure an update with and without observation, and the calls of one update alone."""
+    """Measure an update with and without observation, and the observation calls alone."""
     run = _run_on_cpu(folder)
     step, switch = updates(run), Switch(run)
     seconds: dict[bool, list[float]] = {True: [], False: []}
@@ -143,7 +144,7 @@ def cost_of_update(folder: Path, rounds: int) -> list[Figure]:
 
 
 def _run_on_cpu(folder: Path) -> Run:
-    """Open a run of one rank that reports nothing by itself."""
+    """Open a run of one rank without automatic reports."""
     quiet = {"log": {"every_steps": 10**9}, "device": "cpu"}
     document = {"global_batch": 32, "max_steps": 10**6} | quiet
     ranks = Ranks.from_environment({})
@@ -152,7 +153,7 @@ def _run_on_cpu(folder: Path) -> Run:
 
 
 def _observe(run: Run) -> None:
-    """Make the calls of one update."""
+    """Make all observation calls of one update."""
     trace = run.learner.trace
     for activity in (Activity.DATA, Activity.FORWARD, Activity.BACKWARD, Activity.OPTIMIZER):
         trace.enter(activity)
@@ -161,14 +162,14 @@ def _observe(run: Run) -> None:
 
 
 def _beat(run: Run) -> None:
-    """Make the calls of one update to the heartbeats alone."""
+    """Make only the heartbeat calls of one update."""
     for activity in (Activity.DATA, Activity.FORWARD, Activity.BACKWARD, Activity.OPTIMIZER):
         run.report.heartbeats.enter(activity)
     run.report.heartbeats.step(7)
 
 
 def seconds_per_call(call: Callable[[], object], count: int = 200_000) -> float:
-    """Return the mean seconds of a call, periodic work included."""
+    """Return the mean seconds of one call, including work that is due only in some calls."""
     start = time.perf_counter()
     for _ in range(count):
         call()
@@ -184,7 +185,7 @@ def interval(values: Sequence[float], draws: int = 2000) -> tuple[float, float]:
 
 
 def cost_of_agent_scrape(folder: Path) -> list[Figure]:
-    """Measure a scrape of an agent with eight ranks that report everything."""
+    """Measure a scrape of an agent with eight ranks that report all their metrics."""
     counts = [5] * (len(UPDATE_SECONDS_BUCKETS) + 1)
     phases = dict.fromkeys(("data", "forward", "backward", "optimizer"), 0.01)
     times = RankTimes(
@@ -215,7 +216,7 @@ def cost_of_agent_scrape(folder: Path) -> list[Figure]:
 
 
 def cost_of_operator_scrape(jobs: int = 1000) -> list[Figure]:
-    """Measure a scrape of the operator with the series of many jobs."""
+    """Measure a scrape of the operator with the metrics of many jobs."""
     conditions = [
         {"type": kind, "status": "True", "reason": "Running"}
         for kind in ("Succeeded", "PodsReady", "Rendezvoused", "Checkpointed")

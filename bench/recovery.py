@@ -1,13 +1,13 @@
-"""Measure how long a run stands still after a fault, beside torchrun without an operator.
+"""Measure how long training stops after a fault, with a DDPJob and with torchrun alone.
 
     python -m bench.recovery [--repeats 10] [--torchrun-repeats 10] [--seed 0]
                                    [--wheels DIR] [--only CASE] [--without-torchrun]
                                    [--unreachable-agents]
 
-Runs on the real two-node cluster, with the same task, image, sizes and faults for a DDPJob and
-for torchrun in a StatefulSet. Each recovery counts from the fault to the first new update of
-every rank, by the clock of one machine. The exit code is 1 if ours misses a goal. An interrupted
-run prints its results so far.
+Runs on the real two-node cluster, with the same task, image, sizes and faults for a DDPJob and for
+torchrun in a StatefulSet. Each recovery counts from the fault to the first new update of every
+rank, by the clock of one machine. The exit code is 1 if the DDPJob misses a goal. If the benchmark
+is interrupted, it prints its results so far.
 """
 
 import argparse
@@ -50,15 +50,16 @@ from tests.harness.install import Images, eventually
 
 NAMESPACE = "bench"
 GIVE_UP_AFTER = 2
-"""Failed recoveries in a row, each in a new set-up, that count as never."""
+"""Number of failed recoveries in a row, each in a new gang, after which a gang counts as unable to
+recover."""
 UNREACHABLE_GOAL_SECONDS = 15.0
-"""Goal of each case while the operator reaches no agent, p95."""
+"""Goal for the p95 recovery time of each case while the operator reaches no agent, in seconds."""
 OPERATOR_NODE = "node-1"
-"""Node of the operator, so that a lost node does not take the operator too."""
+"""Kubernetes node on which the operator runs. The benchmark never takes this node down."""
 
 
 def measure(gang: MeasuredGang, case: Case, rng: random.Random) -> Recovery:
-    """Inject the fault once and wait until every rank has done an update after it."""
+    """Inject the fault once and wait until every rank has done an update after the fault."""
     # An attempt without a checkpoint counts as stalled, and each one in a row costs more time.
     eventually(
         lambda: trains(gang) and has_saved(gang) and gang.stands_by(),
@@ -91,7 +92,7 @@ def measure(gang: MeasuredGang, case: Case, rng: random.Random) -> Recovery:
 
 
 def seconds_until_back(gang: MeasuredGang, reached: int, started: float) -> float | None:
-    """Return the seconds from the fault until the run has repeated the updates it had done."""
+    """Return the seconds from the fault until the run has repeated all updates that it lost."""
     try:
         eventually(
             lambda: newest_step(gang) >= reached, "the run is back where it was", LIMIT_SECONDS
@@ -102,7 +103,7 @@ def seconds_until_back(gang: MeasuredGang, reached: int, started: float) -> floa
 
 
 def measure_case(gang: MeasuredGang, case: Case, repeats: int, rng: random.Random) -> Result:
-    """Measure all repeats of a case, with a new set-up where a fault would affect the next one."""
+    """Measure all repeats of a case. Use a new gang if the last fault would affect the next one."""
     result = Result(case, gang.label)
     failures_in_row = 0
     started = False
@@ -125,7 +126,7 @@ def measure_case(gang: MeasuredGang, case: Case, repeats: int, rng: random.Rando
 
 
 def start_gang(gang: MeasuredGang, case: Case) -> None:
-    """Create a set-up in which the fault can be injected.
+    """Create a gang whose pods are spread so that the fault can be injected.
 
     Raises:
         TimeoutError: The scheduler did not spread the pods as the case needs it.
@@ -188,7 +189,7 @@ def import_seconds() -> float:
 def run_cases(
     gangs: Sequence[MeasuredGang], cases: Sequence[Case], repeats: Mapping[str, int], seed: int
 ) -> Iterator[Result]:
-    """Yield the results of every case on every gang. All gangs get the same random choices."""
+    """Yield the results of every case on every gang, with the same random choices for all gangs."""
     for case in cases:
         for gang in [spared(gang) for gang in gangs] if case.has_spare else gangs:
             rng = random.Random(f"{seed} {case.name}")  # noqa: S311
@@ -196,7 +197,7 @@ def run_cases(
 
 
 def spared(gang: MeasuredGang) -> MeasuredGang:
-    """Return the gang with a spare pod, if it is ours. torchrun knows none."""
+    """Return the gang with a spare pod, if it is a DDPJob. torchrun has no spares."""
     if type(gang) is Ours:
         return SparedOurs(gang.cluster, gang.namespace, gang.label)
     return gang

@@ -1,10 +1,10 @@
-"""Measure how long an elastic job stands still when its size changes.
+"""Measure how long an elastic job stops training when its size changes.
 
     python -m bench.resizes [--repeats 10] [--wheels DIR]
 
 Runs on the real two-node cluster. The user scales the job from two nodes to one and back. A pause
-counts from the operator's decision to the first update of all ranks, as in `status.lastResize`.
-The exit code is 1 if the p95 of a direction misses its goal.
+counts from the operator's decision to the first update of all ranks, as in `status.lastResize`. The
+exit code is 1 if the p95 of a direction misses its goal.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from tests.harness.cluster import Cluster
 from tests.harness.install import eventually
 
 GOAL_SECONDS = {"shrink": 5.0, "grow": 4.0}
-"""Goals for the p95 of each direction, in seconds on two cores."""
+"""Goals for the p95 pause, by direction of the resize, in seconds on two cores."""
 
 
 def main() -> None:
@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def measure(job: Job, repeats: int) -> dict[str, list[float]]:
-    """Return the pauses in seconds by direction."""
+    """Return the seconds of each pause, by direction of the resize."""
     wait_for_members(job, {0, 1})
     pauses: dict[str, list[float]] = {"shrink": [], "grow": []}
     for _ in range(repeats):
@@ -59,14 +59,14 @@ def measure(job: Job, repeats: int) -> dict[str, list[float]]:
 
 
 def pause(status: dict[str, Any]) -> float:
-    """Return the pause of the last resize in seconds."""
+    """Return the seconds of the pause of the last resize."""
     resize = status["lastResize"]
     print(f"{resize['fromNodes']} to {resize['toNodes']} nodes: {resize}", flush=True)
     return float(resize["milliseconds"]) / 1000
 
 
 def report(direction: str, found: list[float]) -> bool:
-    """Print the figures of a direction. Return whether it meets its goal."""
+    """Print the pauses of one direction. Return whether their p95 meets its goal."""
     p50, p95 = statistics.median(found), sorted(found)[math.ceil(0.95 * len(found)) - 1]
     goal = GOAL_SECONDS[direction]
     print(f"{direction}: p50 {p50:.2f} s, p95 {p95:.2f} s of {len(found)}, goal {goal} s")

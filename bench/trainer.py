@@ -1,4 +1,4 @@
-"""Measure the time per step of the product's loop beside a hand-written loop and other frameworks.
+"""Compare the step time of the product's loop with a hand-written loop and other frameworks.
 
     python -m bench.trainer [--seconds 600] [--seed 0] [--out bench-results]
 
@@ -43,13 +43,13 @@ from tests.harness import ending
 MAX_WEIGHT_DIFFERENCE = 1e-6
 MISSED, NO_VERDICT = 1, 3
 EXCLUDED = "Composer"
-"""A framework that is never installed, and its release."""
+"""Name and release of a framework that the benchmark never installs."""
 EXCLUDED_RELEASE = "mosaicml==0.32.1"
 RANKS = 2
 
 
 def main() -> None:
-    """Measure, write and print the table, and check the goals."""
+    """Measure, write and print the results, and check the goals."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "--seconds", type=float, default=600, help="maximum seconds of timing per workload"
@@ -76,7 +76,7 @@ def main() -> None:
 
 
 def measure(seconds: float, seed: int) -> list[Findings]:
-    """Run the ranks and return their findings."""
+    """Run the ranks of the benchmark and return their findings."""
     ranks = min(RANKS, torch.cuda.device_count()) or RANKS
     with tempfile.TemporaryDirectory() as folder:
         out, log = Path(folder) / "findings.json", Path(folder) / "log"
@@ -100,7 +100,8 @@ def _findings(document: dict[str, list[dict[str, float]]]) -> Findings:
 def misses(found: Findings) -> list[str]:
     """Return a message for each missed goal.
 
-    Counts have no noise. A time misses its goal only if its whole interval is above the limit.
+    Counts have no noise. A time misses its goal only if its whole confidence interval is above the
+    limit.
     """
     name, mine = found.workload, found.counts[OURS]
     sentences = [
@@ -119,7 +120,7 @@ def misses(found: Findings) -> list[str]:
 
 
 def verdicts(found: list[Findings]) -> str:
-    """Return the ratios of ours per workload, and each goal that is not met."""
+    """Return the product's ratios by workload, and each goal that is not met."""
     lines = []
     for one in found:
         ratios = " and ".join(f"{ratio_text(one, OURS, what)} by {what}" for what in QUANTILES)
@@ -137,7 +138,10 @@ def verdicts(found: list[Findings]) -> str:
 
 
 def ratio_text(found: Findings, system: str, statistic: str) -> str:
-    """Return a system's ratio to the minimal loops; for the second minimal loop, to the first."""
+    """Return a system's step time relative to the hand-written loops, as text.
+
+    The second hand-written loop is compared with the first.
+    """
     if system == CONTROL:
         return "1"
     others = (CONTROL,) if system == CONTROL_AGAIN else (CONTROL, CONTROL_AGAIN)
@@ -145,7 +149,7 @@ def ratio_text(found: Findings, system: str, statistic: str) -> str:
 
 
 def introduction(seed: int, load: float, steal: float) -> str:
-    """Return the conditions of the measurement."""
+    """Return a text about the conditions of the measurement."""
     cuda = torch.cuda.is_available()
     place = torch.cuda.get_device_name() if cuda else f"CPU, {os.cpu_count()} cores, no GPU"
     order = "One system runs after the other"
@@ -201,7 +205,7 @@ def table(found: Findings) -> str:
 
 
 def exclusion_note() -> str:
-    """Return why a framework is not in the tables, from the metadata of its package."""
+    """Return why a framework is excluded from the tables, from the metadata of its package."""
     command = [sys.executable, "-m", "pip", "install", "--dry-run", "--no-deps", "--quiet"]
     command += ["--disable-pip-version-check", "--ignore-installed", "--report=-", EXCLUDED_RELEASE]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""Measure an update with zero1 beside torch's ZeroRedundancyOptimizer and the other strategies.
+"""Compare updates with zero1, with torch's ZeroRedundancyOptimizer and with other strategies.
 
     python -m bench.zero1 [--rounds 12] [--seed 0]
 
@@ -7,7 +7,7 @@ same fused AdamW and take turns of a few updates. torch's optimizer runs in a ha
 with its defaults (one broadcast per weight), with its weights in buckets (one broadcast per rank)
 and, with NCCL only, overlapped with the backward pass, because torch refuses that with gloo. The
 last lines are the ratios of zero1's median update to the others'. The exit code is 1 if zero1 is
-slower than a loop with torch's optimizer: the whole interval is above 1.
+slower than a loop with torch's optimizer: the whole confidence interval of their ratio is above 1.
 """
 
 import argparse
@@ -51,7 +51,7 @@ from tests.harness import ending
 
 RANKS = 2
 WARM_UP, TIMED = 8, 24
-"""Updates of a block before the timing, and those timed."""
+"""Untimed updates at the start of a block, and timed updates."""
 MISSED = 1
 ZERO1 = "zero1"
 TORCH = "ZeroRedundancyOptimizer"
@@ -66,7 +66,7 @@ WORK = Workload(
 
 
 def with_strategy(settings: Mapping[str, Any]) -> Train:
-    """Return the product's loop with settings of `parallel`."""
+    """Return a function that runs the product's loop with the given settings of `parallel`."""
 
     def train(work: Workload, at: Setting, timer: StepTimer) -> Weights:
         return ours(replace(work, parallel=dict(settings)), at, timer)
@@ -111,7 +111,7 @@ def with_torch_zero(
 
 
 def systems(device: torch.device) -> dict[str, Train]:
-    """Return the compared loops by name."""
+    """Return the compared training loops by name."""
     found: dict[str, Train] = {
         ZERO1: with_strategy({"strategy": "zero1"}),
         TORCH: with_torch_zero,
@@ -126,7 +126,7 @@ def systems(device: torch.device) -> dict[str, Train]:
 
 
 def measure(rounds: int, seed: int) -> None:
-    """Run one rank, and print the result on rank 0."""
+    """Measure all loops on one rank, and print the result on rank 0."""
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
     launched = Ranks.from_environment(os.environ)
@@ -155,7 +155,7 @@ def measure(rounds: int, seed: int) -> None:
 
 
 def report(found: Findings, names: list[str]) -> None:
-    """Print the median times, then the ratios of zero1 to each other loop.
+    """Print the median times, then the ratio of zero1's time to each other loop's.
 
     Raises:
         SystemExit: With code 1 if zero1 is slower than torch's optimizer.
@@ -174,7 +174,7 @@ def report(found: Findings, names: list[str]) -> None:
 
 
 def main() -> None:
-    """Start the ranks, or run one of them under torchrun."""
+    """Start the ranks under torchrun, or run one rank if torchrun started this process."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--seed", type=int, default=int(os.environ.get("DDP_SEED", "0")))

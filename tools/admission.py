@@ -1,4 +1,4 @@
-"""Write the rules of the podTemplate policies for the chart's ValidatingAdmissionPolicy."""
+"""Generate the chart's admission rules for the podTemplate policies."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ _HEAD = """\
 
 
 def build_pod_template_rules() -> str:
-    """Return the chart's file with the rules of each podTemplate policy that has any."""
+    """Return the chart's file with the rules of each podTemplate policy that has rules."""
     document = {
         policy.value: {
             "variables": [{"name": name, "expression": cel} for name, cel in VARIABLES.items()],

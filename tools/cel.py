@@ -1,4 +1,4 @@
-"""Write rules in CEL about the fields and values of an object."""
+"""Build CEL rules about the fields and values of an object."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -7,35 +7,35 @@ from typing import Any
 JSON = dict[str, Any]
 
 OWNER_UID = "owner-uid"
-"""Uid of the owner of a sample object. A rule compares with that of the object's own owner."""
+"""Uid of the owner of a sample object. In a rule, the real owner's uid replaces it."""
 FREE = object()
-"""Value that a job or the cluster chooses. The key may be missing."""
+"""Placeholder for a value that a job or the cluster chooses. The key may be missing."""
 _SET_BY_API_SERVER: Mapping[str, JSON] = {
     "httpGet": {"scheme": "HTTP"},
     "livenessProbe": {"successThreshold": 1},
     "readinessProbe": {"successThreshold": 1},
     "ports": {"protocol": "TCP"},
 }
-"""Defaults that the API server adds to the constant parts of an object, by the name of the part."""
+"""Defaults that the API server adds to the constant parts of an object, by name of the part."""
 
 
 def quoted(words: Iterable[str]) -> str:
-    """Return the CEL list of these strings."""
+    """Return a CEL list of the given strings."""
     return "[" + ", ".join(f"'{word}'" for word in words) + "]"
 
 
 def keys(place: str, allowed: Iterable[str]) -> str:
-    """Return the rule that a map has no other keys than these."""
+    """Return a CEL rule that a map has no other keys than the given ones."""
     return f"{place}.all(k, k in {quoted(sorted(allowed))})"
 
 
 def literal(value: Any) -> str:
-    """Return a value in CEL, with the owner's uid in the place of that of the sample job."""
+    """Return a value as CEL, in which the real owner's uid replaces the sample's."""
     return json.dumps(value).replace('"', "'").replace(f"'{OWNER_UID}'", "variables.owner.uid")
 
 
 def same(place: str, value: Any) -> str:
-    """Return the rule that an object has this value, apart from defaults of the API server."""
+    """Return a CEL rule that an object equals a value, apart from the API server's defaults."""
     if value is FREE:
         return "true"
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""Start a cluster for manual use: two nodes, the chart installed, a namespace with a claim."""
+"""Start a cluster for manual use: two nodes, the installed chart, and a namespace with a claim."""
 
 import argparse
 import sys
@@ -13,7 +13,7 @@ NAMESPACE = "demo"
 
 
 def main() -> None:
-    """Start the cluster and print how to use it."""
+    """Start the cluster and print instructions for its use."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--wheels", type=Path, default=Path("wheels"))
     wheels: Path = parser.parse_args().wheels

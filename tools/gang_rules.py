@@ -1,4 +1,4 @@
-"""Rules of the chart's ValidatingAdmissionPolicy on the marks of pods with a gang."""
+"""Build the admission rules for the fields and annotations that connect pods to a gang."""
 
 from ddp_operator.builders.gangs.schedulers import VOLCANO_GROUP
 from ddp_wire import contract
@@ -8,7 +8,7 @@ GANG_ANNOTATIONS = (contract.ANNOTATION_GANG_GROUP, VOLCANO_GROUP)
 
 
 def gang_fields() -> dict[str, str]:
-    """Return the fields of a pod spec that name its group, each with the rule on its value."""
+    """Return the pod spec fields that name the pod's group, each with a rule for its value."""
     group = f"object.metadata.annotations['{contract.ANNOTATION_GANG_GROUP}']"
     return {
         "workloadRef": f"object.spec.workloadRef.name == {group}",

@@ -1,4 +1,4 @@
-"""Write the generated files, or with --check name those that differ from the code."""
+"""Write all generated files. With --check, name the files that differ from the code instead."""
 
 import argparse
 import json
@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def generated() -> dict[Path, str]:
-    """Return every generated file with its content."""
+    """Return the content of every generated file, by path."""
     crd = to_yaml(build_crd())
     rules = (ROOT / "manifests" / "prometheus" / "rules.yaml").read_text(encoding="utf-8")
     dashboards = build_dashboards()

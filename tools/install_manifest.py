@@ -17,7 +17,7 @@ from tests.harness.run import command
 
 NAME = "install.yaml"
 REGISTRY = "registry.example/ddp-trainer"
-"""Place of the images that the file names unless another one is given."""
+"""Default registry of the images in the file."""
 _HEAD = f"""\
 # ddp-trainer {VERSION}, for `kubectl apply -f`. `kubectl delete -f` also deletes all DDPJobs.
 apiVersion: v1
@@ -30,14 +30,14 @@ metadata:
 _OF_HELM = re.compile(
     r"^ +(helm\.sh/chart: .*|app\.kubernetes\.io/managed-by: Helm)\n|^# Source: .*\n", re.MULTILINE
 )
-"""Lines that would say that Helm manages these objects."""
+"""Lines that would mark the objects as managed by Helm."""
 
 
 def build_install_manifest(registry: str = REGISTRY) -> str:
-    """Return the manifest: the namespace, and all objects of the chart except its tests.
+    """Return the manifest with the namespace and all objects of the chart except tests.
 
     Args:
-        registry: Where the images `operator` and `trainer` are.
+        registry: Registry of the images `operator` and `trainer`.
 
     Raises:
         HarnessError: Helm cannot be built, or it refused the chart.

@@ -1,4 +1,4 @@
-"""Build the page of all limits from the module that has them."""
+"""Build the documentation page about all limits from the module that defines them."""
 
 import ast
 import inspect
@@ -34,7 +34,7 @@ def build_limits_page() -> str:
 
 
 def rows(tree: ast.Module) -> dict[int, str]:
-    """Return the row of each constant of a module by its line.
+    """Return the table row of each constant in a module, by line number.
 
     Raises:
         TypeError: A constant has no docstring.

@@ -1,4 +1,4 @@
-"""Build the page of all metrics from their declarations."""
+"""Build the documentation page about all metrics from their declarations."""
 
 from collections.abc import Iterable
 

@@ -1,7 +1,8 @@
-"""Write the rules of the chart's ValidatingAdmissionPolicy on the operator's own writes.
+"""Build the rules of the chart's ValidatingAdmissionPolicy about the operator's own writes.
 
-The rules state what the operator builds. Their constants come from built objects, and the fields
-that a job may choose from the podTemplate policy. A built field without a rule raises an error.
+The rules permit only objects that the operator builds. Their constants come from sample objects.
+The fields that a job may choose come from the podTemplate policy. A field of a sample object
+without a rule raises an error.
 """
 
 import json
@@ -43,7 +44,7 @@ _OF_KUBERNETES = {
     "overhead": "true",
     "schedulingGates": "true",
 }
-"""Fields of a pod spec that the API server and its admission plugins set, with their rules."""
+"""Pod spec fields that the API server and its admission plugins set, with their rules."""
 _JOBS_CHOICE = (
     "affinity",
     "imagePullSecrets",
@@ -52,7 +53,7 @@ _JOBS_CHOICE = (
     "tolerations",
     "topologySpreadConstraints",
 )
-"""Fields of a pod spec that a job may set without a podTemplate."""
+"""Pod spec fields that a job may set without a podTemplate."""
 _JOBS_CONTAINER_CHOICE = (
     "env",
     "image",
@@ -69,7 +70,7 @@ _IDS = ("fsGroup", "runAsGroup", "runAsUser")
 
 
 def build_operator_rules() -> str:
-    """Return the chart's file with the rules on what the operator writes."""
+    """Return the chart's file with the rules about the operator's writes."""
     document = {
         "pods": {
             policy.value: _pod_rules(policy)
@@ -88,7 +89,7 @@ def _job(**spec: Any) -> DDPJob:
 
 
 def _full_job() -> DDPJob:
-    """Return a job that sets every field from which the builders take a part of a pod."""
+    """Return a sample job that sets every field that affects a pod."""
     return _job(
         checkpoint={"claimName": "claim"},
         env=[{"name": "A", "value": "b"}],
@@ -104,7 +105,7 @@ def _full_job() -> DDPJob:
 
 
 def _rule(expression: str, message: str, named: str = "") -> JSON:
-    """Return one validation. `named` is a CEL expression with the name of the broken field."""
+    """Return one validation rule. The CEL expression `named` returns the name of a broken field."""
     text = f"{_OPERATOR} {message}"
     out: JSON = {"expression": expression, "message": text}
     if named:
@@ -156,12 +157,12 @@ def _pod_rules(policy: PodTemplatePolicy) -> list[JSON]:
 
 
 def _required() -> set[str]:
-    """Return the constant fields that each built pod has."""
+    """Return the fields that have the same value in each built pod."""
     return set(build_pod(_job(), 0, 1, Defaults("i"))["spec"]) - set(_JOBS_CHOICE)
 
 
 def _pod_fields(policy: PodTemplatePolicy) -> dict[str, str]:
-    """Return the fields that a pod spec may have, each with the rule on its value."""
+    """Return the permitted fields of a pod spec, each with a rule for its value."""
     spec = build_pod(_full_job(), 0, 1, Defaults("i"))["spec"]
     constant = {
         field: same(f"object.spec.{field}", spec[field])
@@ -195,7 +196,7 @@ def _pod_fields(policy: PodTemplatePolicy) -> dict[str, str]:
 
 
 def _of_owner(place: str) -> str:
-    """Return the rule that a name is that of the owner with the index of the pod."""
+    """Return a rule that a pod's name is its owner's name with the pod's index."""
     index = f"{place}.substring(size(variables.owner.name) + 1)"
     label = f"object.metadata.labels['{contract.LABEL_NODE_INDEX}']"
     return (
@@ -205,7 +206,7 @@ def _of_owner(place: str) -> str:
 
 
 def _container_fields(policy: PodTemplatePolicy) -> set[str]:
-    """Return the fields that each container may have. The API server sets resizePolicy."""
+    """Return the permitted fields of each container. The API server sets resizePolicy."""
     chosen = set(_JOBS_CONTAINER_CHOICE) | {"command", "resizePolicy"}
     return chosen | (set(CONTAINER_FIELDS) if policy is PodTemplatePolicy.SCHEDULING else set())
 
@@ -218,7 +219,7 @@ def _not_a_probe() -> str:
 
 
 def _worker(built: JSON, policy: PodTemplatePolicy) -> str:
-    """Return the rule on the worker container, with what only it has."""
+    """Return the rule about the worker container and the fields that only the worker has."""
     known = {*_container_fields(policy), *_PROBES}
     if missing := set(built) - known:
         raise LookupError(f"no rule states these fields of the worker: {sorted(missing)}")
@@ -236,9 +237,10 @@ def _worker(built: JSON, policy: PodTemplatePolicy) -> str:
 
 
 def _security_context() -> str:
-    """Return the rule on the security context of a container `c`.
+    """Return the rule about the security context of a container `c`.
 
-    The podTemplate policy has the same table. Only the worker of a job with RDMA has a capability.
+    The rule shares its table with the podTemplate policy. Only the worker of a job with RDMA has a
+    capability.
     """
     place = "c.securityContext"
     built = build_pod(_full_job(), 0, 1, Defaults("i"))["spec"]["containers"][0]
@@ -261,12 +263,12 @@ def _security_context() -> str:
 
 
 def _only_level(place: str) -> str:
-    """Return the rule on SELinux: OpenShift assigns a level, and no type is set."""
+    """Return the rule about SELinux: only a level, which OpenShift assigns, is permitted."""
     return f"{place}.?seLinuxOptions.orValue({{}}).all(k, k == 'level')"
 
 
 def _pod_security_context(built: JSON) -> str:
-    """Return the rule on the security context of the pod, with the ids of the chart's value."""
+    """Return the rule about the pod's security context, with the ids in the chart's values."""
     place = "object.spec.securityContext"
     constant = {key: value for key, value in built.items() if key not in _IDS}
     of_cluster = ("seLinuxOptions", "supplementalGroups")
@@ -289,7 +291,7 @@ def _same_value(place: str, key: str, value: Any) -> str:
 
 
 def _volumes(built: list[JSON]) -> str:
-    """Return the rule on volumes: those of the builder, and the sources that a spec may name."""
+    """Return the rule about volumes: the builder's own, and the sources that a spec may name."""
     pod_info, tmp, shm, claim = (_source(volume) for volume in built)
     pod_info["downwardAPI"]["defaultMode"] = FREE
     pod_info["downwardAPI"]["items"][0]["fieldRef"]["apiVersion"] = FREE
@@ -325,7 +327,7 @@ def _same_volume(volume: JSON) -> str:
 
 
 def _foreign_annotation() -> str:
-    """Return the rule that an annotation `k` is none of the builder's and none of the chart's."""
+    """Return a condition: annotation `k` belongs neither to the builder nor to the chart's list."""
     own = build_pod(_job(), 0, 1, Defaults("i"))["metadata"]["annotations"]
     known = sorted([*own, *GANG_ANNOTATIONS, "kubernetes.io/limit-ranger"])
     return (
@@ -335,7 +337,7 @@ def _foreign_annotation() -> str:
 
 
 def _annotations_rule(kind: str) -> JSON:
-    """Return the rule on the annotations of a new object."""
+    """Return the rule about the annotations of a new object."""
     foreign = _foreign_annotation()
     return _rule(
         "request.operation != 'CREATE'"
@@ -346,7 +348,7 @@ def _annotations_rule(kind: str) -> JSON:
 
 
 def _service_rule() -> JSON:
-    """Return the rule on a Service. An update may leave what others have changed."""
+    """Return the rule about a Service. An update may keep fields that other writers changed."""
     spec = build_service(_job())["spec"]
     by_api_server = {
         "clusterIPs": ["None"],
@@ -375,7 +377,7 @@ def _service_rule() -> JSON:
 
 
 def _network_policy_rule() -> JSON:
-    """Return the rule on a NetworkPolicy. The chart knows the peers of the second entry."""
+    """Return the rule about a NetworkPolicy. The chart inserts the peers of the second entry."""
     peer = PolicyPeer(pod_selector={"matchLabels": {"a": "b"}})
     spec = build_network_policy(_job(), [peer])["spec"]
     clients = spec["ingress"][1].pop("from")

@@ -2,10 +2,10 @@
 
     python -m tools.run_all
 
-A machine has one cluster. Its tests often wait, and the other process runs the checks of
-`make check` and the rest at the same time, one part after another. Its output follows at the end.
-Once the tests of the cluster have passed, the first process takes what is left, so both end at
-about the same time on any machine.
+The first process runs the tests that need the machine's only cluster. They often wait, so the
+second process runs `make check` and all other tests meanwhile, one part after another, and prints
+its output at the end. When the cluster tests have passed, the first process helps with the
+remaining parts, so both end at about the same time.
 """
 
 import shutil
@@ -19,18 +19,19 @@ from typing import IO
 
 from tests.harness import ending
 
-CLUSTER = ("tests/api", "tests/gangs", "tests/cluster", "tests/four_nodes")
-"""Folders that use the cluster of this machine."""
+CLUSTER = ("tests/api", "tests/cluster", "tests/four_nodes")
+"""Test folders that use the cluster of this machine."""
 FOLDERS = ("tests/trainer", "tests/agent", "tests/operator")
-"""Folders that the processes take one by one, the longest first. The rest is one more part."""
+"""Test folders that the processes run one by one, the longest first. All other tests are one more
+part."""
 _POLL_SECONDS = 0.1
 
 _Running = list[tuple[subprocess.Popen[bytes], IO[bytes] | None]]
-"""Running commands with their output, or None for that of this process."""
+"""Running commands, each with its output, or with None if it prints directly."""
 
 
 def main() -> None:
-    """Run the tests. The exit code is that of a part that failed."""
+    """Run the tests. Return the exit code of a failed part, or 0."""
     # Tests of the cluster have limits in seconds, so the others wait for them and not the reverse.
     low = ["nice", "-n", "5"]
     others = [[*low, "make", "--no-print-directory", "check"], *([*low, *part] for part in parts())]
@@ -38,24 +39,25 @@ def main() -> None:
 
 
 def pytest(*arguments: str) -> list[str]:
-    """Return the command that runs the tests of CI among those that the arguments name."""
+    """Return the command that runs CI's tests among those that the arguments name."""
     return [sys.executable, "-m", "pytest", "--durations=25", "-m", "not sweep", *arguments]
 
 
 def parts() -> list[list[str]]:
-    """Return the commands that run all tests outside of the cluster's folders."""
+    """Return the commands that run all tests except those in the cluster's folders."""
     rest = pytest(*(f"--ignore={folder}" for folder in (*CLUSTER, *FOLDERS)))
     return [*(pytest(folder) for folder in FOLDERS), rest]
 
 
 def run_both(first: Sequence[str], others: Sequence[Sequence[str]]) -> int:
-    """Run the first command, and the others one after another beside it and after it.
+    """Run the first command. Meanwhile and afterwards, run all other commands one by one.
 
     Returns:
-        The exit code of the first one that failed, else 0. All of them run in any case.
+        The exit code of the first failed command, or 0. A failure stops no other command.
 
     Raises:
-        KeyboardInterrupt: This process was interrupted. Its commands were, too, and have ended.
+        KeyboardInterrupt: This process and its commands were interrupted, and the commands have
+            ended.
     """
     with tempfile.TemporaryFile() as log:
         left, running = deque(others), _Running([(subprocess.Popen(first), None)])
@@ -76,7 +78,7 @@ def run_both(first: Sequence[str], others: Sequence[Sequence[str]]) -> int:
 
 
 def _run(running: _Running, left: deque[Sequence[str]]) -> int:
-    """Start what is left whenever one command has ended, with the same output."""
+    """Start the next command whenever a command has ended, with the same kind of output."""
     failed = 0
     while running:
         time.sleep(_POLL_SECONDS)

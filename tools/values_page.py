@@ -1,4 +1,4 @@
-"""Build charts/README.md: how to install the chart, and every value with its default."""
+"""Build charts/README.md: the installation of the chart, and all values with their defaults."""
 
 import json
 import re
@@ -42,13 +42,13 @@ _KEY = re.compile(r"^( *)([A-Za-z]\w*):")
 
 @dataclass(frozen=True)
 class Value:
-    """One value of the chart."""
+    """One value of the chart's values.yaml."""
 
     name: str
-    """Path with dots."""
+    """Path of the value, with dots."""
     default: Any
     text: str
-    """The comment that begins with `# --`."""
+    """Text of the comment that begins with `# --`."""
 
 
 def read_values() -> list[Value]:

@@ -1,4 +1,4 @@
-"""Count the work of a loop's steady steps in a profile, which is exact on a busy machine too."""
+"""Count the operations of a loop's steady steps with a profiler."""
 
 from collections import Counter
 
@@ -8,7 +8,8 @@ from bench.loops.systems import Train
 from bench.loops.workloads import Setting, StepTimer, Workload
 
 FIRST, STEPS = 25, 20
-"""First profiled step and their number, away from the first steps and from reads of the loss."""
+"""First profiled step and number of profiled steps, clear of the first steps and of reads of the
+loss."""
 
 _COLLECTIVES = ("gloo:", "nccl:")
 

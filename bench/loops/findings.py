@@ -1,14 +1,15 @@
 """Compute ratios with intervals from step times, and decide goals with them.
 
 A round has a block of steps for each system, and two for the hand-written loop. On a CPU the
-systems take turns of a few steps. Slow changes of the machine (heat, neighbours) then affect all
-systems and cancel. The first step of a turn is not counted, because its caches are cold.
+systems take turns of a few steps. Slow changes of the machine (heat, other virtual machines) then
+affect all systems and cancel. The first step of a turn is not counted, because the CPU caches then
+still hold the data of another loop.
 
 Each round gives two ratios of two systems: the ratio of the p10 of their steps, and the median
 ratio of their steps at the same place in the same turn. The result is the geometric mean over
-rounds. It is 1 on average for equal systems, however skewed the times are, and the ratio of A to
-B is the inverse of the ratio of B to A. Its interval comes from the rounds (bootstrap,
-percentile method; Efron 1979).
+rounds. It is 1 on average for equal systems, however skewed the times are, and the ratio of A to B
+is the inverse of the ratio of B to A. Its interval comes from the rounds (bootstrap, percentile
+method; Efron 1979).
 
 A goal is missed once the whole interval is above its limit. It is met once the interval is below
 the limit, or contains it and is narrow. Until then it is open and rounds are added. The intervals
@@ -23,16 +24,16 @@ import numpy as np
 
 CONTROL, CONTROL_AGAIN, OURS = "minimal", "minimal again", "ours"
 PEER_LIMITS = {"Fabric": 1.02}
-"""Maximum ratio of ours to a framework, where it is not 1."""
+"""Maximum ratio of the product's step time to a framework's, where the limit is not 1."""
 QUANTILES = {"p10": 0.1, "median": 0.5}
-"""Statistics in the tables, with their quantiles."""
+"""Statistics of the step time in the tables, with their quantiles."""
 GOAL = "median"
-"""The statistic that has goals."""
+"""Statistic of the step time to which the goals apply."""
 CONFIDENCE = 0.99
 MAX_WIDTH = 0.03
-"""Maximum width of an interval that contains its limit and still meets the goal."""
+"""Maximum width of an interval that contains the limit, for the goal to count as met."""
 MIN_ROUNDS = 10
-"""Minimum number of rounds for a trusted interval."""
+"""Minimum number of rounds before an interval is used."""
 RESAMPLES = 2000
 
 
@@ -47,7 +48,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Ratio:
-    """Ratio of two systems' times, with its interval."""
+    """Ratio of the step times of two systems, with its confidence interval."""
 
     value: float
     low: float
@@ -59,7 +60,7 @@ class Ratio:
 
 
 class State(Enum):
-    """State of a goal after the rounds so far."""
+    """State of a goal after the rounds so far: met, missed or open."""
 
     MET = "met"
     MISSED = "missed"
@@ -68,7 +69,7 @@ class State(Enum):
 
 @dataclass(frozen=True)
 class Goal:
-    """The goal that ours takes at most `limit` times as long as another system."""
+    """A goal: the product's loop takes at most `limit` times as long as another system."""
 
     other: str
     statistic: str
@@ -77,43 +78,44 @@ class Goal:
 
     @property
     def state(self) -> State:
-        """State by the interval, which must be narrow if it contains the limit."""
+        """State of the goal by its interval, which must be narrow if it contains the limit."""
         if self.ratio.low > self.limit:
             return State.MISSED
         narrow = self.ratio.high - self.ratio.low <= MAX_WIDTH
         return State.MET if narrow or self.ratio.high <= self.limit else State.OPEN
 
     def __str__(self) -> str:
-        """Return result and limit."""
+        """Return the measured ratio and its limit as text."""
         goal = f"goal {self.limit:g}: {self.state.value}"
         return f"{self.statistic} is {self.ratio} of {self.other}, {goal}"
 
 
 @dataclass
 class Findings:
-    """All results of one workload."""
+    """All measurements of one workload."""
 
     workload: str
     rounds: int = 0
     blocks: list[Block] = field(default_factory=list)
     counts: dict[str, dict[str, float]] = field(default_factory=dict)
     weight_difference: dict[str, float] = field(default_factory=dict)
-    """Largest difference of a weight from the minimal loop's, by system."""
+    """Largest difference of any weight from the hand-written loop's after the same steps, by
+    system."""
     minimal_limit: float | None = None
-    """Maximum ratio of ours to the hand-written loop; None without such a goal."""
+    """Maximum ratio of the product's step time to the hand-written loop's; None without a limit."""
 
     @property
     def peers(self) -> list[str]:
-        """Names of the frameworks."""
+        """Names of the measured frameworks."""
         return [name for name in self.counts if name not in (OURS, CONTROL, CONTROL_AGAIN)]
 
     def time(self, system: str, statistic: str) -> float:
-        """Return seconds per step over all rounds."""
+        """Return a system's seconds per step over all rounds."""
         steps = np.concatenate([b.steps for b in self.blocks if b.system == system])
         return float(np.quantile(steps, QUANTILES[statistic]))
 
     def ratio(self, system: str, statistic: str, others: Sequence[str]) -> Ratio:
-        """Return the ratio of a system's time to the geometric mean of others."""
+        """Return the ratio of a system's step time to the geometric mean of other systems."""
         logs = np.mean([self._logs(system, other, statistic) for other in others], axis=0)
         draws = np.random.default_rng(0).choice(logs, (RESAMPLES, len(logs))).mean(axis=1)
         rest = (1 - CONFIDENCE) / 2
@@ -134,16 +136,16 @@ class Findings:
         )
 
     def control(self, statistic: str) -> Ratio:
-        """Return the ratio of the second minimal loop to the first."""
+        """Return the step time of the second hand-written loop relative to the first."""
         return self.ratio(CONTROL_AGAIN, statistic, (CONTROL,))
 
     def added_seconds(self) -> float:
-        """Return the seconds that ours adds to the median step of the hand-written loop."""
+        """Return the seconds that the product adds to the median step of the hand-written loop."""
         ratio = self.ratio(OURS, GOAL, (CONTROL, CONTROL_AGAIN)).value
         return (ratio - 1) * self.time(CONTROL, GOAL)
 
     def goals(self) -> list[Goal]:
-        """Return the goals for times against the hand-written loop and each framework."""
+        """Return the goals for step times: against the hand-written loop and each framework."""
         goals = []
         if self.minimal_limit is not None:
             minimal = self.ratio(OURS, GOAL, (CONTROL, CONTROL_AGAIN))
@@ -154,13 +156,13 @@ class Findings:
         return goals
 
     def fair(self) -> bool:
-        """Return whether the two minimal loops are equally fast within their interval."""
+        """Return whether the interval contains equal speed of the two hand-written loops."""
         control = self.control(GOAL)
         return control.low <= 1 <= control.high
 
 
 def decided(found: Findings) -> bool:
-    """Return whether there is a verdict on times."""
+    """Return whether every goal for step times is met or missed."""
     if found.rounds < MIN_ROUNDS or not found.fair():
         return False
     return all(goal.state is not State.OPEN for goal in found.goals())

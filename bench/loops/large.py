@@ -14,11 +14,11 @@ from ddp_trainer.task import RunEnv, Weighted
 from ddp_trainer.tasks.gpt import Gpt, GptConfig
 
 POOL = 8
-"""Number of random batches that are used in turn."""
+"""Number of random batches, which are used in turn."""
 
 
 class Pool:
-    """Random batches in host memory, pinned if there is a GPU."""
+    """Random batches in host memory, which is pinned if there is a GPU."""
 
     def __init__(
         self, batches: Sequence[tuple[Tensor, ...]], batch: int, device: torch.device
@@ -38,7 +38,7 @@ class Pool:
 
 
 class Bottleneck(nn.Module):
-    """Convolutions of 1 x 1, 3 x 3 (stride) and 1 x 1 beside a shortcut (He et al. 2016, v1.5)."""
+    """Bottleneck block of ResNet v1.5: three convolutions beside a shortcut."""
 
     def __init__(self, inputs: int, width: int, stride: int) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ def _normed(inputs: int, outputs: int, kernel: int, stride: int = 1) -> tuple[nn
 
 
 class ResNet(nn.Module):
-    """A stem, four stages of bottlenecks, the mean over pixels, a linear classifier."""
+    """ResNet: a stem, four stages of blocks, the mean over pixels, a linear classifier."""
 
     def __init__(self, depths: tuple[int, ...], width: int, classes: int) -> None:
         super().__init__()
@@ -101,14 +101,14 @@ class ImageSettings(BaseModel):
 
 @dataclass
 class Classify:
-    """Classification of random images."""
+    """Task that classifies random images."""
 
     model: nn.Module
     train_data: Pool
     eval_data: None = None
 
     def collate(self, samples: Any) -> Any:
-        """Return the batch, because the pool gives whole batches."""
+        """Return the batch as it is, because the data set yields whole batches."""
         return samples
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Weighted:
@@ -119,7 +119,7 @@ class Classify:
 
 
 def images(cfg: ImageSettings, env: RunEnv) -> TimedTask:
-    """Return ResNet-50, with weights and images in channels-last format."""
+    """Return the ResNet-50 task, with weights and images in channels-last format."""
     model = ResNet(cfg.depths, cfg.width, cfg.classes)
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload] # it lacks a stub
     shape = (cfg.batch, 3, cfg.pixels, cfg.pixels)
@@ -147,14 +147,14 @@ class TokenSettings(GptConfig):
 
 @dataclass
 class Predict:
-    """Prediction of random tokens."""
+    """Task that predicts random tokens."""
 
     model: nn.Module
     train_data: Pool
     eval_data: None = None
 
     def collate(self, samples: Any) -> Any:
-        """Return the batch, because the pool gives whole batches."""
+        """Return the batch as it is, because the data set yields whole batches."""
         return samples
 
     def loss(self, model: nn.Module, batch: tuple[Tensor]) -> Weighted:
@@ -167,7 +167,7 @@ class Predict:
 
 
 def tokens(cfg: TokenSettings, env: RunEnv) -> TimedTask:
-    """Return GPT-2."""
+    """Return the GPT-2 task."""
     shape = (cfg.batch, cfg.context + 1)
     batches = [(torch.randint(cfg.symbols, shape),) for _ in range(POOL)]
     pool = Pool(batches, cfg.batch, env.device)

@@ -1,4 +1,4 @@
-"""The compared loops. Each trains a workload once and returns the model's weights.
+"""Run the compared training loops. Each trains a workload once and returns the model's weights.
 
 All loops use the same model, weights, data, loss and optimizer, and read the loss equally often.
 The frameworks run as their documentation shows, with optional features switched off.
@@ -41,7 +41,7 @@ def _weights(model: nn.Module) -> Weights:
 
 
 def ours(work: Workload, at: Setting, timer: StepTimer) -> Weights:
-    """Run the product's loop as `train` does, with events, heartbeats and agreements."""
+    """Run the product's loop as `train` does, with its events and heartbeats."""
     config = work.run_config(at.ranks, at.device, at.steps, at.seed)
     with TemporaryDirectory() as folder:
         often = MIN_SECONDS * work.shares

@@ -1,4 +1,4 @@
-"""Run loops that make their steps in turn, each in its own thread.
+"""Run several training loops in turn, a few steps each, with one thread per loop.
 
 A machine's speed changes from second to second. Loops that run one after another therefore see
 different speeds; loops that take turns of a few steps see the same one.
@@ -15,7 +15,7 @@ Loop = Callable[[str, "Turn"], None]
 
 @dataclass
 class Turn:
-    """One loop's handle to give up its turn and to wait for the next."""
+    """Handle with which one loop ends its turn and waits for its next turn."""
 
     resumed: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
     paused: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
@@ -23,7 +23,7 @@ class Turn:
     error: BaseException | None = None
 
     def pause(self) -> None:
-        """Let the other loops run, then restore this loop's setting of the garbage collector."""
+        """Let the other loops run, then restore this loop's garbage collector setting."""
         collects = gc.isenabled()
         self.paused.release()
         self.resumed.acquire()

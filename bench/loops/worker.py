@@ -35,10 +35,10 @@ from ddp_trainer.ranks.collectives import broadcast_json
 from ddp_trainer.ranks.environment import Ranks
 
 EQUAL_AFTER = 10
-"""Steps after which the weights are compared."""
+"""Number of steps after which the weights of all loops are compared."""
 
 LONG = "characters, long update"
-"""The workload whose update takes at least 100 ms on a CPU, as a GPU's does in practice."""
+"""Workload whose update takes at least 100 ms on a CPU, as updates on a GPU do in practice."""
 
 WORKLOADS = [
     Workload(
@@ -70,7 +70,7 @@ WORKLOADS = [
 
 
 def main() -> None:
-    """Count, compare weights, and time in rounds until goals are decided or the time is up."""
+    """Count operations, compare weights, and time rounds until all goals are decided."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seconds", type=float, required=True, help="per workload")
@@ -94,7 +94,7 @@ def main() -> None:
 
 
 def measure(work: Workload, at: Setting, seconds: float) -> Findings:
-    """Measure one workload."""
+    """Measure one workload with every loop."""
     found = Findings(work.name, minimal_limit=work.minimal_limit)
     systems = {name: SYSTEMS[name] for name in work.systems or SYSTEMS}
     weights: dict[str, Weights] = {}
@@ -149,7 +149,7 @@ def play_round(
 
 
 def _steps(work: Workload, device: torch.device) -> int:
-    """Return the steps of a block: the timed ones, the first of each turn, and the last."""
+    """Return the number of steps of a block: timed steps, the first of each turn, and the last."""
     steps = work.warm_up + work.timed
     return (steps if device.type == "cuda" else steps * TURN // (TURN - 1)) + 1
 

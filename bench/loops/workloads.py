@@ -1,4 +1,4 @@
-"""Workloads of the measured loops, whose data records when a batch is fetched.
+"""Workloads of the measured loops. Their data sets record when a loop fetches a batch.
 
 Every loop fetches one batch per step. The times between fetches are therefore the step times,
 measured in the same way for every system.
@@ -22,17 +22,17 @@ from ddp_trainer.task import HasCollate, Indexed, RunEnv, Weighted, load_build
 from ddp_trainer.tasks import gpt, miniresnet
 
 AGREE_SECONDS = 5.0
-"""Seconds between two agreements of the product's ranks; its default."""
+"""Seconds between two exchanges of the product's ranks: the product's default."""
 TURN = 5
 """Steps per turn of a loop. The first one is not counted, because other loops have replaced its
 code and data in the caches."""
 REPORT_EVERY = 50
-"""Steps between two reads of the loss, in every loop that reads it."""
+"""Steps between two reads of the loss, in every loop."""
 
 
 @dataclass
 class StepTimer:
-    """Records the time between fetches, and calls functions at chosen fetches."""
+    """Timer that records the seconds between fetches and calls functions before chosen fetches."""
 
     device: torch.device
     callbacks: dict[int, Callable[[], None]] = field(default_factory=dict)
@@ -72,7 +72,7 @@ class StepTimer:
 
 
 class TimedDataset(Dataset[Any]):
-    """Data of a given length, repeated as needed, whose fetches are timed."""
+    """Data set of a given length that repeats its data and times each fetch."""
 
     def __init__(self, data: Indexed, samples: int) -> None:
         self.data = data
@@ -94,7 +94,7 @@ class TimedDataset(Dataset[Any]):
 
 
 class TimedTask:
-    """A task with timed data and without evaluation."""
+    """Task whose data set is timed, without evaluation."""
 
     def __init__(self, task: Any, samples: int) -> None:
         self.model = task.model
@@ -104,36 +104,36 @@ class TimedTask:
         self._task = task
 
     def loss(self, model: nn.Module, batch: Any) -> Weighted:
-        """Return the task's loss."""
+        """Return the loss of the wrapped task."""
         weighted: Weighted = self._task.loss(model, batch)
         return weighted
 
 
 class DigitsSettings(miniresnet.MiniResNetConfig):
-    """Settings of the bundled MiniResNet, and the number of samples."""
+    """Settings of the bundled MiniResNet task, and the number of samples."""
 
     samples: int
 
 
 class GptSettings(gpt.GptConfig):
-    """Settings of the bundled GPT, and the number of samples."""
+    """Settings of the bundled GPT task, and the number of samples."""
 
     samples: int
 
 
 def digits(cfg: DigitsSettings, env: RunEnv) -> TimedTask:
-    """Return the bundled MiniResNet with timed data."""
+    """Return the bundled MiniResNet task with timed data."""
     return TimedTask(miniresnet.build(cfg, env), cfg.samples)
 
 
 def characters(cfg: GptSettings, env: RunEnv) -> TimedTask:
-    """Return the bundled GPT with timed data."""
+    """Return the bundled GPT task with timed data."""
     return TimedTask(gpt.build(cfg, env), cfg.samples)
 
 
 @dataclass(frozen=True)
 class Workload:
-    """One comparison, which is the same for every system."""
+    """One workload with its settings, which are the same for every system."""
 
     name: str
     task: str
@@ -143,21 +143,21 @@ class Workload:
     optimizer: dict[str, Any]
     precision: Precision = "fp32"
     parallel: dict[str, Any] = field(default_factory=dict)
-    """Settings of `parallel` for the product's loop."""
+    """Settings under `parallel` in the configuration of the product's loop."""
     report_every: int = REPORT_EVERY
-    """Steps between two reports of the product's loop."""
+    """Steps between two reports by the product's loop."""
     minimal_limit: float | None = None
     """Maximum ratio of the product's median step to the hand-written loop's. None where an update
     is so short that a ratio says nothing about training."""
     systems: tuple[str, ...] = ()
     """Names of the measured loops; all of them if empty."""
     warm_up: int = 20
-    """Steps of a block before those that are timed."""
+    """Untimed steps at the start of a block."""
     timed: int = 100
-    """Timed steps of a block, which include two reads of the loss."""
+    """Timed steps of a block, during which the loss is read twice."""
     shares: int = 1
-    """Number of loops that take turns. The product's intervals in seconds grow by it, so that the
-    number of steps between two of their events stays the same."""
+    """Number of loops that take turns. The product's intervals in seconds are multiplied by it, so
+    that the number of steps between two of its events stays the same."""
 
     def global_batch(self, ranks: Ranks) -> int:
         """Return the samples per update."""
@@ -186,7 +186,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class Setting:
-    """Ranks, device, length and seed of a loop's run."""
+    """Ranks, device, number of steps and seed of one run of a loop."""
 
     ranks: Ranks
     device: torch.device
@@ -195,7 +195,7 @@ class Setting:
 
 
 def build(work: Workload, at: Setting) -> TimedTask:
-    """Build the task as the product's loop does, with the same weights."""
+    """Build the task as the product's loop does, so that all loops start from the same weights."""
     function, model = load_build(work.task)
     config = work.run_config(at.ranks, at.device, at.steps, at.seed)
     settings: BaseModel = check(model, config.task)
@@ -208,7 +208,7 @@ def build(work: Workload, at: Setting) -> TimedTask:
 
 
 def optimizer_config(work: Workload) -> OptimizerConfig:
-    """Return the optimizer's configuration."""
+    """Return the configuration of the optimizer that all loops use."""
     return check(OptimizerConfig, work.optimizer)
 
 
@@ -220,7 +220,7 @@ def to_device(batch: Any, device: torch.device) -> Any:
 
 
 def sharded_loader(task: TimedTask, work: Workload, at: Setting) -> DataLoader[Any]:
-    """Return this rank's batches in the data's order, as in torch's tutorials."""
+    """Return a loader of this rank's batches without shuffling, as in torch's tutorials."""
     sampler: DistributedSampler[Any] = DistributedSampler(
         task.train_data, at.ranks.world_size, at.ranks.rank, shuffle=False
     )

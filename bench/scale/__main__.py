@@ -1,4 +1,4 @@
-"""Measure the operator with large jobs and with many, on a real control plane with fake nodes.
+"""Measure the operator with large jobs and with many jobs on a control plane with fake nodes.
 
     python -m bench.scale [--repeats 5] [--rounds 3] [--pods 1000] [--jobs 1000]
                                      [--large 9999]
@@ -32,9 +32,10 @@ from tests.api.client import path_of
 from tests.harness import ending
 
 _ALONE = {"one", "starts", "neighbours", "many", "large"}
-"""Loads that need no peer."""
+"""Names of the loads that do not need the peer operators."""
 CROWD = 100
-"""Jobs with silent or hostile agents beside which a new job is measured."""
+"""Number of jobs with silent or hostile agents that run while the start of a new job is
+measured."""
 
 
 async def measure(options: argparse.Namespace, folder: Path, found: list[Figure]) -> None:
@@ -52,7 +53,7 @@ async def measure(options: argparse.Namespace, folder: Path, found: list[Figure]
 
 
 async def _measure_alone(stage: Stage, options: argparse.Namespace, found: list[Figure]) -> None:
-    """Measure the chosen loads that need no peer."""
+    """Measure those of the chosen loads that do not need the peer operators."""
     if "one" in options.only:
         found += await _repeat(stage, options)
     if "starts" in options.only:
@@ -86,7 +87,7 @@ async def _repeat(stage: Stage, options: argparse.Namespace) -> list[Figure]:
 
 
 async def _create_bare_pods(stage: Stage, namespace: str, pod: dict[str, Any], count: int) -> float:
-    """Return the seconds that a bare client needs for the same pods, and delete them."""
+    """Return the seconds that a plain API client needs to create the same pods."""
     cluster = stage.plane.cluster
     seconds = await bare_client.create_pods(cluster, stage.api, namespace, pod, count)
     await stage.api.call("DELETE", path_of("pods", namespace))
@@ -95,7 +96,7 @@ async def _create_bare_pods(stage: Stage, namespace: str, pod: dict[str, Any], c
 
 
 def _loads(text: str) -> set[str]:
-    """Return the loads of a list with commas.
+    """Return the loads named in a comma-separated list.
 
     Raises:
         argparse.ArgumentTypeError: There is no such load.

@@ -1,8 +1,8 @@
-"""One process that answers for the agents of all fake pods.
+"""Serve the agents of all fake pods from one process.
 
     python -m bench.scale.agents
 
-It needs a running cluster with fake nodes, whose pod addresses are all local to this machine.
+It needs a running cluster with fake nodes whose pod addresses all belong to this machine.
 """
 
 import asyncio
@@ -31,20 +31,20 @@ from tests.harness import ending
 from tests.harness.cluster import Cluster
 
 RANKS = 8
-"""Ranks of each pod, whose heartbeats make up most of a status."""
+"""Number of ranks per pod. Their heartbeats make up most of an agent status."""
 _NEW_POD_SECONDS = 5.0
 _STEPS_PER_SECOND = 10
 
 
 @dataclass
 class _Gang:
-    """All agents of one job, which start to train together, as real ones at their barrier."""
+    """All fake agents of one job. Like real agents, they begin to train together."""
 
     nodes: int
     seen: set[int] = field(default_factory=set)
-    """Nodes whose pod runs."""
+    """Node indices whose pods run."""
     since: float = 0.0
-    """Time at which all pods ran; 0 before."""
+    """Unix seconds at which all pods ran; 0 before."""
     complete: asyncio.Event = field(default_factory=asyncio.Event)
 
     def add(self, index: int) -> None:
@@ -57,7 +57,7 @@ class _Gang:
 
 @dataclass
 class _Agent:
-    """Agent of one pod."""
+    """Fake agent of one pod."""
 
     uid: str
     job_uid: str
@@ -91,7 +91,7 @@ class _Agent:
         )
 
     async def wait_for_change(self, seconds: float) -> None:
-        """Wait until all pods of the job run, or for this time in any case."""
+        """Wait until all pods of the job run, or until the given time has passed."""
         if self.gang.complete.is_set():
             await asyncio.sleep(seconds)
             return
@@ -113,7 +113,7 @@ class _Agent:
 
 
 class Agents:
-    """Agents by the address of their pod."""
+    """Fake agents by the address of their pod."""
 
     def __init__(self) -> None:
         self._agents: dict[str, _Agent] = {}
@@ -121,7 +121,7 @@ class Agents:
         self._added = asyncio.Event()
 
     def see(self, event: dict[str, Any]) -> None:
-        """Learn of a pod's start, change or end from a watch event."""
+        """Update the fake agents after a watch event about a pod."""
         if event["type"] not in {"ADDED", "MODIFIED", "DELETED"}:
             return  # The watch has ended with an error, whose status is a text.
         pod = event["object"]
@@ -154,7 +154,7 @@ class Agents:
         self._added = asyncio.Event()
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
-        """Answer as the agent at the address to which the request was sent."""
+        """Answer a request as the agent of the pod to which the request was sent."""
         assert request.transport is not None
         address = request.transport.get_extra_info("sockname")[0]
         agent = await self._find(address)
@@ -177,7 +177,7 @@ class Agents:
         return web.Response(body=body, content_type="application/json", headers=headers)
 
     async def _find(self, address: str) -> _Agent | None:
-        """Return an agent. kwok shows a pod as running before this process hears of it."""
+        """Return the agent of a pod. The pod may run before its watch event arrives."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_NEW_POD_SECONDS):
                 while address not in self._agents:
@@ -186,13 +186,13 @@ class Agents:
 
 
 def _nodes_of(pod: dict[str, Any]) -> int:
-    """Return the number of pods of a pod's job."""
+    """Return the number of pods of the job that a pod belongs to."""
     variables = pod["spec"]["containers"][0]["env"]
     return next(int(one["value"]) for one in variables if one["name"] == contract.Env.NODES)
 
 
 async def serve(cluster: Cluster) -> None:
-    """Answer for the agents of all pods, until this process is killed."""
+    """Serve the agents of all pods until this process is killed."""
     agents, app = Agents(), web.Application()
     app.router.add_get("/status", agents.answer)
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
@@ -209,7 +209,7 @@ async def serve(cluster: Cluster) -> None:
 
 
 def main() -> None:
-    """Serve on the cluster of this machine."""
+    """Serve the agents of the cluster on this machine."""
     cluster = Cluster.attach()
     assert cluster is not None, "no cluster runs on this machine"
     asyncio.run(serve(cluster))

@@ -1,4 +1,4 @@
-"""Requests of the API server's audit log, from one moment on."""
+"""Read requests from the API server's audit log, from a chosen moment on."""
 
 import json
 from collections import Counter
@@ -10,7 +10,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Request:
-    """One answered request."""
+    """One request that the API server has answered."""
 
     user: str
     verb: str
@@ -25,7 +25,7 @@ class Request:
 
 
 class Audit:
-    """The audit log from the moment at which this object was created."""
+    """The part of the audit log that was written after this object was created."""
 
     def __init__(self, log: Path) -> None:
         self._log = log
@@ -63,12 +63,12 @@ def _seconds(timestamp: object) -> float:
 
 
 def last_pod_created(requests: Iterable[Request]) -> float:
-    """Return the unix seconds at which the last pod was created."""
+    """Return the unix seconds at which the last pod of the requests was created."""
     return max(r.answered for r in requests if (r.verb, r.resource) == ("create", "pods"))
 
 
 def last_pod_changes(requests: Iterable[Request]) -> dict[str, float]:
-    """Return the unix seconds of the last status change by a kubelet, by the name of the job.
+    """Return the unix seconds of each job's last pod status change, by the name of the job.
 
     The name of a pod begins with its job's name, which has no hyphen here.
     """

@@ -1,4 +1,4 @@
-"""A client that only creates pods, as the limit of what this API server can do."""
+"""Create pods with a plain API client, which shows the limit of this API server."""
 
 import asyncio
 import json
@@ -13,16 +13,16 @@ from tests.harness.pki import Authority, Pair
 from tests.harness.run import command
 
 CONNECTIONS = 32
-"""Requests at the same time, which is the operator's limit too."""
+"""Number of concurrent requests, equal to the operator's limit."""
 POD_NUMBER = "POD-NUMBER"
-"""Text in a pod that the client replaces by the number of each copy."""
+"""Placeholder in the pod that the client replaces by the number of each copy."""
 _SOURCE = ROOT / "bench" / "scale" / "bare"
 _BUILD_SECONDS = 600.0
 _RUN_SECONDS = 600.0
 
 
 def template(pod: dict[str, Any]) -> dict[str, Any]:
-    """Return a pod of the operator without its owner, with a name that the client replaces."""
+    """Return a pod of the operator without its owner and with a placeholder in its name."""
     labels = pod["metadata"]["labels"]
     others = {k: v for k, v in labels.items() if k != contract.LABEL_MANAGED_BY}
     volumes = [v for v in pod["spec"]["volumes"] if not _is_token(v["name"])]
@@ -45,7 +45,7 @@ def template(pod: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_token(name: str) -> bool:
-    """Return whether the API server added this volume."""
+    """Return whether a volume is the token volume that the API server adds."""
     return name.startswith("kube-api-access-")
 
 
@@ -58,7 +58,7 @@ async def create_pods(
         cluster: The cluster.
         api: The administrator's client.
         namespace: Name of the namespace.
-        pod: A pod of ours.
+        pod: A pod that our operator created.
         count: Number of pods.
     """
     await api.create_namespace(namespace)
@@ -67,7 +67,7 @@ async def create_pods(
 
 
 def run(cluster: Cluster, user: Pair, namespace: str, pod: dict[str, Any], count: int) -> float:
-    """Create copies of a pod as a user. Return the seconds that it took."""
+    """Create copies of a pod as one user. Return the seconds that all requests took."""
     program = paths.STATE / "bare"
     build = [gobuild.go(), "build", "-o", str(program), "."]
     command(build, "Building the bare client", cwd=_SOURCE, timeout_s=_BUILD_SECONDS)

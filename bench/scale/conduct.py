@@ -1,4 +1,4 @@
-"""How the agents of a namespace behave. The name of the namespace begins with the conduct."""
+"""Make fake agents silent or hostile. The prefix of a namespace selects the behaviour."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ _LARGE = 1 << 28
 _HOLD_SECONDS = 3600.0
 _METRICS = 200
 _FAILURES = 0.005
-"""Part of the hostile answers that report a failure, which ends an attempt."""
+"""Share of hostile answers that report a failure, which ends an attempt."""
 
 
 class Conduct(StrEnum):
@@ -26,18 +26,18 @@ class Conduct(StrEnum):
 
     HONEST = "honest"
     SILENT = "silent"
-    """They accept a connection and never answer, as behind a policy that drops packets."""
+    """The agents accept a connection and never answer, as behind a policy that drops packets."""
     HOSTILE = "hostile"
-    """They answer with anything, of any size, at any rate, or hold the connection."""
+    """The agents answer with any content, size and rate, or hold the connection open."""
 
     @classmethod
     def of(cls, namespace: str) -> "Conduct":
-        """Return the conduct of a namespace's agents."""
+        """Return the behaviour of the agents in a namespace."""
         return next((one for one in cls if namespace.startswith(one)), cls.HONEST)
 
 
 async def be_silent() -> web.Response:
-    """Never answer."""
+    """Keep the connection open and never answer."""
     await asyncio.sleep(_HOLD_SECONDS)
     return web.Response(status=503)
 
@@ -45,7 +45,7 @@ async def be_silent() -> web.Response:
 async def be_hostile(
     request: web.Request, secret: str, nonce: str, status: dict[str, Any]
 ) -> web.StreamResponse:
-    """Answer in one of several ways, each of which costs the reader something."""
+    """Answer a request in a random way that costs the reader time or memory."""
     choice = random.random()  # noqa: S311
     if choice < 0.1:
         return await be_silent()
@@ -68,7 +68,7 @@ async def _answer_without_end(request: web.Request) -> web.StreamResponse:
 
 
 def _false_status(status: dict[str, Any]) -> dict[str, Any]:
-    """Return a signed and valid status that changes with each answer and is as large as it may."""
+    """Return a valid signed status of the largest permitted size, different at each call."""
     phases = [one for one in AgentPhase if one not in {AgentPhase.SUCCEEDED, AgentPhase.FAILED}]
     failed = random.random() < _FAILURES  # noqa: S311
     step = random.randrange(2**53)  # noqa: S311

@@ -1,4 +1,4 @@
-"""Goals of the benchmark, and the table of its figures."""
+"""Compare the figures of the benchmark with their goals, and print the table."""
 
 import random
 from collections.abc import Iterable
@@ -24,7 +24,7 @@ _RESAMPLES = 2000
 
 @dataclass(frozen=True)
 class Figure:
-    """One measured value. `goal` is its largest permitted value, or None without a goal."""
+    """One measured value. `goal` is the largest permitted value, or None without a goal."""
 
     load: str
     name: str
@@ -32,17 +32,17 @@ class Figure:
     unit: str
     goal: float | None = None
     interval: tuple[float, float] | None = None
-    """95 % interval of the value, or None where a single value counts."""
+    """95 % interval of the value, or None if the value itself is compared with the goal."""
 
     @property
     def missed(self) -> bool:
-        """Return whether the value is above its goal, as far as its interval allows a verdict."""
+        """Return whether the value is above its goal, with its whole interval if it has one."""
         least = self.value if self.interval is None else self.interval[0]
         return self.goal is not None and least > self.goal
 
 
 def of_one_job(found: OneJob) -> list[Figure]:
-    """Return the figures of one job."""
+    """Return the figures of the load with one large job."""
     load = f"1 job x {found.nodes:,} pods"
     return [
         Figure(load, "apply to last pod created", found.created, "s"),
@@ -56,7 +56,7 @@ def of_one_job(found: OneJob) -> list[Figure]:
 
 
 def of_bare_client(pods: int, ours: list[float], theirs: list[float]) -> list[Figure]:
-    """Return the figures of a bare client with the same pods, and how much longer ours took."""
+    """Return the figures of a plain API client with the same pods, and the ratio of ours to it."""
     load, ratio = f"1 job x {pods:,} pods", median_ratio(ours, theirs)
     name = "ours as a multiple of the bare client"
     return [
@@ -66,7 +66,7 @@ def of_bare_client(pods: int, ours: list[float], theirs: list[float]) -> list[Fi
 
 
 def of_policy(found: PolicyCost) -> list[Figure]:
-    """Return what the policy on the operator's ServiceAccount costs the API server."""
+    """Return the API server's cost of the admission policy for the operator's ServiceAccount."""
     load, figures = f"{found.pods:,} pods", []
     for creator, goal in _POLICY_RATIOS.items():
         with_policy, without = (found.seconds[creator, each] for each in (True, False))
@@ -85,7 +85,7 @@ def of_policy(found: PolicyCost) -> list[Figure]:
 
 
 def of_many_jobs(found: ManyJobs) -> list[Figure]:
-    """Return the figures of many jobs."""
+    """Return the figures of the load with many jobs."""
     load = f"{found.jobs:,} jobs x {found.nodes} pods"
     returned = found.megabytes_after / found.megabytes_before
     return [
@@ -106,7 +106,7 @@ def of_many_jobs(found: ManyJobs) -> list[Figure]:
 
 
 def of_neighbours(found: Neighbours) -> list[Figure]:
-    """Return what a crowd of jobs in one namespace costs a new job in another one."""
+    """Return how much longer a new job takes while many jobs run in another namespace."""
     figures = [
         Figure("new job, alone", "apply to last pod created", median(found.created[None]), "s"),
         Figure("new job, alone", "apply to Running", median(found.running[None]), "s"),
@@ -133,7 +133,7 @@ def of_neighbours(found: Neighbours) -> list[Figure]:
 
 
 def of_starts(found: Starts) -> list[Figure]:
-    """Return what small jobs waited for their first pod while large jobs created theirs."""
+    """Return how long small jobs waited for their first pod while large jobs created theirs."""
     load = f"small jobs beside {LARGE_JOBS} new jobs x {LARGE_NODES} pods"
     longest = max(found.first_pod)
     return [
@@ -145,7 +145,7 @@ def of_starts(found: Starts) -> list[Figure]:
 
 
 def of_peers(found: Comparison) -> list[Figure]:
-    """Return the medians of each operator, and ours as a multiple of the fastest tuned peer."""
+    """Return the medians of each operator, and our time relative to the fastest tuned peer's."""
     figures = []
     for name, runs in found.runs.items():
         load = f"1 job x {found.pods:,} pods, {name}"
@@ -161,12 +161,12 @@ def of_peers(found: Comparison) -> list[Figure]:
 
 
 def median_ratio(ours: list[float], theirs: list[float]) -> float:
-    """Return a median as a multiple of another one."""
+    """Return the ratio of the medians of two samples."""
     return median(ours) / median(theirs)
 
 
 def interval(ours: list[float], theirs: list[float]) -> tuple[float, float]:
-    """Return the 95 % interval of this ratio, by the bootstrap."""
+    """Return the 95 % bootstrap interval of the ratio of two medians."""
     draw = random.Random(0)  # noqa: S311 (resampling)
     ratios = []
     for _ in range(_RESAMPLES):

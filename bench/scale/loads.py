@@ -1,4 +1,4 @@
-"""The loads: one large job, and many small ones."""
+"""Measure the loads: one large job, and many small jobs."""
 
 import asyncio
 import time
@@ -19,32 +19,32 @@ from tests.api.client import path_of
 
 _REST_SECONDS = 10.0
 _RELIST_SECONDS = 75.0
-"""Time in which the operator certainly lists everything again, and then returns memory."""
+"""Seconds after which the operator has certainly listed all objects again and released memory."""
 _STEADY_SECONDS = 90.0
-"""Time over which many running jobs are measured, with at least one relist."""
+"""Seconds for which many running jobs are measured. They include at least one relist."""
 
 
 @dataclass
 class OneJob:
-    """Figures of one large job."""
+    """Figures of the load with one large job."""
 
     nodes: int
     created: float = 0.0
     """Seconds from apply to the last pod's creation."""
     status_delay: float = 0.0
-    """Seconds from the last change of a pod to Running in the status."""
+    """Seconds from the moment at which the last pod ran until the status showed it."""
     requests: int = 0
-    """Requests of the operator until Running."""
+    """Number of the operator's requests until the job was Running."""
     requests_by_verb: str = ""
     rest_requests: int = 0
-    """Requests of the operator in 10 s after that."""
+    """Number of the operator's requests in the 10 s after the job was Running."""
     cpu_seconds: float = 0.0
     loop_p99: float = 0.0
     peak_megabytes: float = 0.0
     gone: float = 0.0
     """Seconds from the deletion of the job to the end of its last pod."""
     pod: dict[str, Any] = field(default_factory=dict, repr=False)
-    """One of its pods."""
+    """One of the job's pods, as the API server returns it."""
 
 
 async def one_job(stage: Stage, namespace: str, nodes: int, *, elastic: bool = False) -> OneJob:
@@ -79,7 +79,7 @@ async def one_job(stage: Stage, namespace: str, nodes: int, *, elastic: bool = F
 
 @dataclass
 class ManyJobs:
-    """Figures of many small jobs."""
+    """Figures of the load with many small jobs."""
 
     jobs: int
     nodes: int
@@ -88,17 +88,18 @@ class ManyJobs:
     """Seconds from the first apply until all jobs are Running."""
     pods_per_second: float = 0.0
     status_p99: float = 0.0
-    """Seconds from the last change of a job's pods to Running, 99th percentile."""
+    """Seconds from the moment at which a job's last pod ran until its status showed it, 99th
+    percentile."""
     resident_megabytes: float = 0.0
     peak_megabytes: float = 0.0
     cores: float = 0.0
-    """CPU seconds per second while all jobs train."""
+    """CPU seconds of the operator per second while all jobs train."""
     writes_per_second: float = 0.0
     loop_p99: float = 0.0
     restart: float = 0.0
-    """Seconds from the start of a new process to its first right action."""
+    """Seconds from the start of a new operator process to its first correct action."""
     caught_up: float = 0.0
-    """Seconds from the start of a new process until every job has been looked at."""
+    """Seconds from the start of a new operator process until it has reconciled every job."""
     gone: float = 0.0
     megabytes_before: float = 0.0
     megabytes_after: float = 0.0
@@ -156,7 +157,7 @@ async def _train(stage: Stage, namespace: str, found: ManyJobs) -> None:
 
 
 async def _restart(stage: Stage, namespace: str, found: ManyJobs) -> None:
-    """Restart the operator. A pod that is deleted during the restart must be noticed at once."""
+    """Restart the operator. The new process must at once notice a pod deleted in between."""
     await stage.operator.terminate()
     victim = (await stage.api.list("pods", namespace))[0]["metadata"]
     await stage.api.call("DELETE", path_of("pods", namespace, victim["name"]))

@@ -1,4 +1,4 @@
-"""Measure a process from outside: CPU time, memory, and how long its event loop is busy."""
+"""Measure a process from outside: its CPU time, its memory and the lag of its event loop."""
 
 import http.client
 import os
@@ -25,12 +25,12 @@ def resident_megabytes(pid: int) -> float:
 
 
 def peak_megabytes(pid: int) -> float:
-    """Return the largest resident memory since `reset_peak`, in 10^6 bytes."""
+    """Return the peak of the resident memory since `reset_peak`, in 10^6 bytes."""
     return _kilobytes(pid, "VmHWM") * 1024 / 1e6
 
 
 def reset_peak(pid: int) -> None:
-    """Let the peak begin at the present resident memory."""
+    """Reset the peak of a process to its current resident memory."""
     Path(f"/proc/{pid}/clear_refs").write_text("5", encoding="utf-8")
 
 
@@ -40,7 +40,7 @@ def _kilobytes(pid: int, field: str) -> int:
 
 
 class LoopProbe:
-    """Ask a health endpoint again and again. Its event loop serves it, so the time is its lag."""
+    """Request a health endpoint repeatedly. The response times show the lag of the event loop."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -77,6 +77,6 @@ class LoopProbe:
 
 
 def percentile(values: list[float], fraction: float) -> float:
-    """Return a quantile of values by the nearest rank; 0 of none."""
+    """Return a quantile of values by the nearest rank; 0 without values."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(fraction * len(ordered)))] if ordered else 0.0

@@ -1,4 +1,4 @@
-"""What the jobs of one namespace cost a new job in another one."""
+"""Measure how much the jobs of one namespace slow a new job in another namespace."""
 
 import asyncio
 import json
@@ -13,29 +13,29 @@ from tests.api.client import eventually
 
 _NODES = 4
 _SETTLE_SECONDS = 15.0
-"""Time after which the operator waits the longest time between two requests to a silent agent."""
+"""Seconds after which the operator polls a silent agent at its longest interval."""
 _SAMPLES = 8
-"""New jobs per round, one after another."""
+"""Number of new jobs per round, created one after another."""
 _START_SECONDS = 120.0
 
 
 @dataclass
 class Neighbours:
-    """Seconds of new jobs, without a crowd in another namespace and beside each crowd."""
+    """Start times of new jobs, alone and beside many jobs in another namespace, in seconds."""
 
     crowd_jobs: int
     created: dict[Conduct | None, list[float]] = field(default_factory=dict)
-    """From apply until the last pod was created."""
+    """Seconds from apply until the last pod was created."""
     running: dict[Conduct | None, list[float]] = field(default_factory=dict)
-    """From apply until Running."""
+    """Seconds from apply until the job was Running."""
     largest_status: int = 0
-    """Bytes of the largest status of a job with hostile agents."""
+    """Size of the largest status of a job with hostile agents, in bytes."""
     peak_megabytes: float = 0.0
-    """The operator's memory beside hostile agents."""
+    """The operator's peak memory while agents are hostile, in 10^6 bytes."""
 
 
 async def beside_crowds(stage: Stage, jobs: int, rounds: int) -> Neighbours:
-    """Measure new jobs without a crowd, beside a silent and beside a hostile one, alternating."""
+    """Measure new jobs alone, beside many silent agents and beside many hostile agents."""
     found = Neighbours(jobs)
     for number in range(rounds):
         for conduct in (None, Conduct.SILENT, Conduct.HOSTILE):
@@ -57,7 +57,7 @@ async def beside_crowds(stage: Stage, jobs: int, rounds: int) -> Neighbours:
 
 
 async def _start_crowd(stage: Stage, namespace: str, jobs: int) -> None:
-    """Create the jobs and wait until all their pods run and their agents have been asked."""
+    """Create the jobs. Wait until all pods run and the operator has polled their agents."""
     await stage.api.create_namespace(namespace)
     manifests = [job(f"crowd{number}", _NODES) for number in range(jobs)]
     for manifest in manifests:
@@ -74,7 +74,7 @@ async def _start_crowd(stage: Stage, namespace: str, jobs: int) -> None:
 
 
 async def _new_jobs(stage: Stage, namespace: str) -> tuple[list[float], list[float]]:
-    """Return the seconds until the pods of new jobs were created, and until these jobs ran."""
+    """Return the seconds until the pods of new jobs were created, and until the jobs ran."""
     await stage.api.create_namespace(namespace)
     created, running = [], []
     times = RunningTimes(stage.api, namespace)
@@ -94,6 +94,6 @@ async def _new_jobs(stage: Stage, namespace: str) -> tuple[list[float], list[flo
 
 
 async def _status(stage: Stage, namespace: str) -> int:
-    """Return the bytes of the largest status of a namespace's jobs."""
+    """Return the size of the largest status among a namespace's jobs, in bytes."""
     found = await stage.api.list("ddpjobs", namespace)
     return max(len(json.dumps(one.get("status", {}))) for one in found)

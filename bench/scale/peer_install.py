@@ -1,4 +1,4 @@
-"""Build the peers from their modules, and install their CRDs and webhooks."""
+"""Build the peer operators from their Go modules, and install their CRDs and webhooks."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,9 +16,9 @@ from tests.harness.run import Figures
 
 _Change = dict[str, Any]
 TRAINING_OPERATOR, TRAINER, JOBSET = "training-operator", "trainer", "jobset"
-"""Users of the managers in the audit log."""
+"""Names of the peer operators' users in the audit log."""
 _QPS, _BURST, _WORKERS = 1000, 2000, 16
-"""Client limits and number of workers of a tuned variant."""
+"""Client limits and number of workers of a tuned peer."""
 _CONFIG_ARGUMENT = "--config=/tmp/config.yaml"
 _NO_ELECTION: _Change = {"leaderElection": {"leaderElect": False}}
 _CONNECTION: _Change = {"clientConnection": {"qps": _QPS, "burst": _BURST}}
@@ -27,7 +27,7 @@ _CRD = "CustomResourceDefinition"
 
 @dataclass(frozen=True)
 class _Peer:
-    """Where a peer's module has its manifests, and which names its manager expects.
+    """Location of a peer operator's manifests, and the names that its manager expects.
 
     Attributes:
         tool_set: The pinned module.
@@ -81,7 +81,7 @@ _PEERS: Mapping[str, _Peer] = {
 
 @dataclass(frozen=True)
 class Peers:
-    """The installed peers.
+    """The installed peer operators.
 
     Attributes:
         folder: Folder for logs.
@@ -99,7 +99,7 @@ class Peers:
 
     @classmethod
     def install(cls, cluster: Cluster, folder: Path) -> "Peers":
-        """Build the peers unless they are in the cache, and install what they need."""
+        """Build the peer operators unless the cache has them. Install their CRDs and webhooks."""
         programs, kubeconfigs, ports, configs = {}, {}, {}, {}
         for user, peer in _PEERS.items():
             programs[user] = gobuild.build(peer.tool_set, Figures()) / peer.program
@@ -184,7 +184,7 @@ class Peers:
 
 
 def _install(cluster: Cluster, peer: _Peer, source: Path, port: int) -> None:
-    """Install the CRDs and webhooks of a peer from its module."""
+    """Install the CRDs and webhooks of a peer operator from its module."""
     texts = [cluster.kubectl("kustomize", str(source / f)).stdout for f in peer.kustomizations]
     documents = [document for text in texts for document in yaml.safe_load_all(text)]
     cluster.kubectl("create", "namespace", peer.namespace)

@@ -1,4 +1,4 @@
-"""Manifests of the peers: jobs with our pods, configuration files, and webhooks."""
+"""Build the manifests of the peer operators: jobs with our pods, configuration and webhooks."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -22,13 +22,13 @@ _INSTALLED = {
 
 
 def pod_template(pod: JSON, container: str) -> JSON:
-    """Return a pod of ours as the pod template of a peer.
+    """Return a pod of our operator as the pod template for a peer operator's job.
 
     The spec is the same, so that the API server, the scheduler and kwok have the same work per pod.
     Only fields that every peer sets itself are absent.
 
     Args:
-        pod: A pod of ours, as the API server returns it.
+        pod: A pod of our operator, as the API server returns it.
         container: The container name that the peer requires.
     """
     bare = bare_client.template(pod)
@@ -61,7 +61,7 @@ def pytorch_job(name: str, pods: int, pod: JSON) -> JSON:
 
 
 def training_runtime(pod: JSON) -> JSON:
-    """Return the shipped runtime `torch-distributed`, with our pod in place of its own."""
+    """Return the peer's runtime `torch-distributed`, with our pod in place of the original pod."""
     template = pod_template(pod, "node")
     template["spec"]["restartPolicy"] = "Never"
     ancestor = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
@@ -94,7 +94,7 @@ def train_job(name: str, pods: int) -> JSON:
 
 
 def configuration(shipped: str, *changes: Mapping[str, Any]) -> str:
-    """Return a shipped configuration file with changes. Mappings are merged key by key."""
+    """Return a configuration file of a peer with changes. Mappings are merged key by key."""
     document: JSON = yaml.safe_load(shipped)
     for change in changes:
         document = _merged(document, change)
@@ -111,7 +111,7 @@ def _merged(old: Mapping[str, Any], change: Mapping[str, Any]) -> JSON:
 
 
 def to_install(documents: Iterable[JSON | None], namespace: str, port: int) -> list[JSON]:
-    """Return the CRDs and webhooks of a peer's shipped manifests.
+    """Return the CRDs and webhooks from the manifests that a peer operator ships.
 
     The webhooks use a port of this machine through a Service of the type ExternalName, because the
     peer is a process here and not a pod.
@@ -129,7 +129,7 @@ def to_install(documents: Iterable[JSON | None], namespace: str, port: int) -> l
 
 
 def webhook_service(namespace: str, name: str) -> JSON:
-    """Return a Service under whose name the API server reaches a webhook server of this machine."""
+    """Return a Service through which the API server reaches a webhook server on this machine."""
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -139,7 +139,7 @@ def webhook_service(namespace: str, name: str) -> JSON:
 
 
 def webhook_secret(namespace: str, name: str) -> JSON:
-    """Return the empty Secret that a peer fills with its webhook certificate."""
+    """Return the empty Secret that a peer operator fills with its webhook certificate."""
     return {
         "apiVersion": "v1",
         "kind": "Secret",

@@ -1,4 +1,4 @@
-"""A peer's manager as a process of this machine, and the controller manager's options."""
+"""Run a peer operator's manager as a local process, and change the controller manager's options."""
 
 import asyncio
 import base64
@@ -26,7 +26,7 @@ _PRIVATE_TMP = 'mount --bind "$1" /tmp && shift && exec "$@"'
 
 @dataclass(frozen=True)
 class Ports:
-    """Ports of a manager on this machine."""
+    """Ports of a peer operator's manager on this machine."""
 
     webhook: int
     metrics: int
@@ -36,7 +36,7 @@ class Ports:
 
 @dataclass(frozen=True)
 class Manager:
-    """A manager of a peer with its options.
+    """The manager process of a peer operator, with its options.
 
     Attributes:
         user: The user name in the audit log.
@@ -113,7 +113,7 @@ def _start(
 
 
 async def _copy_certificate(api: Api, manager: Manager, folder: Path) -> bool:
-    """Copy the Secret of a manager to its folder, as a kubelet does. Return whether it had data."""
+    """Copy a manager's Secret to its folder, as a kubelet does. Return whether it had data."""
     path = f"/api/v1/namespaces/{manager.namespace}/secrets/{manager.secret}"
     data = (await api.call("GET", path)).get("data") or {}
     if not {"tls.crt", "tls.key"} <= set(data):
@@ -158,7 +158,7 @@ def controller_manager(arguments: Sequence[str]) -> Iterator[None]:
 
 
 def restart_controller_manager() -> None:
-    """Restart the controller manager, whose garbage collector then knows all new kinds."""
+    """Restart the controller manager, so that its garbage collector discovers all new kinds."""
     _restart(processes.recorded(CONTROLLER_MANAGER))
 
 
@@ -168,7 +168,7 @@ def _restart(service: processes.Service) -> None:
 
 
 def controller_manager_pid() -> int:
-    """Return the process id of the controller manager, which runs in a loop of a shell."""
+    """Return the process id of the controller manager, which a shell loop restarts."""
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             program = (folder / "cmdline").read_bytes().split(b"\0")[0]

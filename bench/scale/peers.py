@@ -1,4 +1,4 @@
-"""Our operator beside its peers: one job of each, one after another, on the same control plane.
+"""Compare our operator with its peers: one job each, one after another, on one control plane.
 
 The peers are Kubeflow Training Operator v1 (PyTorchJob) and Kubeflow Trainer v2 with JobSet
 (TrainJob). Each is measured as shipped and tuned. They run as processes, with these differences
@@ -44,18 +44,18 @@ _JOB_CONTROLLER = "system:serviceaccount:kube-system:job-controller"
 _SETTLE_SECONDS = 5.0
 """Time for the caches of a new manager to fill before its run."""
 _QUIET_SECONDS = 5.0
-"""Requests and CPU time count until a gang has created no object for this long."""
+"""Seconds without a new object after which a gang's requests and CPU time are no longer counted."""
 _LIMIT_SECONDS = 900.0
 
 
 @dataclass(frozen=True)
 class Gang:
-    """One operator with its options, and the way to start a job with it.
+    """One operator with its options, and the function that builds its job.
 
     Attributes:
         name: Its name in the table.
         users: Users of the processes that make pods of a job.
-        managers: Its processes; none for ours, which runs all the time.
+        managers: Its processes; none for our operator, which always runs.
         controller_manager: Further arguments of the controller manager.
         creates_by_job: Whether the Job controller creates the pods.
         tuned: Whether its client limits are raised.
@@ -70,13 +70,13 @@ class Gang:
 
     @property
     def jobs(self) -> str:
-        """Path of its jobs, with the namespace as a field."""
+        """URL path of the operator's jobs, with a placeholder for the namespace."""
         if not self.managers:
             return path_of("ddpjobs", "{namespace}")
         return manifests.TRAIN_JOBS if self.creates_by_job else manifests.PYTORCH_JOBS
 
     def job(self, pods: int, pod: dict[str, Any]) -> dict[str, Any]:
-        """Return the manifest of a job with pods like a given one."""
+        """Return the manifest of a job whose pods equal a given pod."""
         if not self.managers:
             return job(_NAME, pods)
         if self.creates_by_job:
@@ -86,35 +86,36 @@ class Gang:
 
 @dataclass
 class Run:
-    """Figures of one job."""
+    """Figures of one job of one operator."""
 
     created: float = 0.0
     """Seconds from apply to the last pod's creation."""
     requests: int = 0
-    """Requests of its processes until they have created no object for 5 s."""
+    """Number of requests of the operator's processes until they have created no object for 5 s."""
     requests_by_verb: str = ""
     cpu_seconds: float = 0.0
-    """CPU time of its processes until then, with the controller manager if that creates pods."""
+    """CPU seconds of the operator's processes until then, including a controller manager that
+    creates pods."""
     controller_manager_seconds: float = 0.0
-    """CPU time of the controller manager until then."""
+    """CPU seconds of the controller manager in the same time."""
     gone: float = 0.0
     """Seconds from the deletion of the job to the end of its last pod."""
 
 
 @dataclass
 class Comparison:
-    """All runs by the name of the gang, in the order of the repeats."""
+    """All runs by the name of the operator, in the order of the repeats."""
 
     pods: int
     ours: str = "DDPJob"
     tuned: tuple[str, ...] = ()
-    """Names of the tuned peers."""
+    """Names of the tuned peer operators."""
     runs: dict[str, list[Run]] = field(default_factory=dict)
 
     def ratio(self) -> float:
-        """Return the time of ours as a multiple of the fastest tuned peer, median of the repeats.
+        """Return our time as a multiple of the fastest tuned peer's: the median over the repeats.
 
-        The fastest peer is chosen anew in each repeat.
+        Each repeat has its own fastest peer.
         """
         peers = zip(*(self.runs[name] for name in self.tuned), strict=True)
         pairs = zip(self.runs[self.ours], peers, strict=True)
@@ -123,7 +124,7 @@ class Comparison:
 
 
 async def beside_peers(stage: Stage, pods: int, repeats: int, folder: Path) -> Comparison:
-    """Measure one job of each gang in turn, and repeat. Print each run."""
+    """Measure one job of each operator in turn, and repeat. Print each run."""
     peers = await asyncio.to_thread(Peers.install, stage.plane.cluster, folder)
     gangs, bench = _gangs(peers), _Bench(stage, peers, pods)
     found = Comparison(pods, tuned=tuple(gang.name for gang in gangs if gang.tuned))
@@ -138,7 +139,7 @@ async def beside_peers(stage: Stage, pods: int, repeats: int, folder: Path) -> C
 
 
 def _gangs(peers: Peers) -> list[Gang]:
-    """Return ours and each peer as shipped and tuned. Ours is first: the others copy its pod."""
+    """Return our operator, then each peer as shipped and tuned. The peers copy our pod."""
     gangs = [Gang("DDPJob", (OPERATOR,))]
     for tuned in (False, True):
         name = f"PyTorchJob, {'tuned' if tuned else 'as shipped'}"
@@ -156,16 +157,16 @@ def _gangs(peers: Peers) -> list[Gang]:
 
 @dataclass
 class _Bench:
-    """The control plane with the peers, and the size of the job."""
+    """The control plane with the peer operators, and the size of the measured job."""
 
     stage: Stage
     peers: Peers
     pods: int
     pod: dict[str, Any] = field(default_factory=dict)
-    """One of our pods, which the peers' pods resemble."""
+    """One pod of our operator, which the pods of the peers copy."""
 
     async def run(self, gang: Gang, namespace: str) -> Run:
-        """Start the processes of a gang, measure one job, and stop them."""
+        """Start an operator's processes, measure one job, and stop the processes."""
         async with AsyncExitStack() as stack:
             options = controller_manager(gang.controller_manager)
             await asyncio.to_thread(stack.enter_context, options)
@@ -207,7 +208,7 @@ class _Bench:
         return run
 
     async def _all_requests(self, gang: Gang, audit: Audit, namespace: str) -> list[Request]:
-        """Wait until a gang creates no more objects, and return its requests until then."""
+        """Wait until an operator creates no more objects, and return its requests until then."""
         before = 0
         async with asyncio.timeout(_LIMIT_SECONDS):
             while True:
@@ -221,7 +222,7 @@ class _Bench:
 
 
 async def _delete(api: Api, namespace: str, jobs: str) -> float:
-    """Delete the job. Return the seconds until its pods were gone; wait for its Services too."""
+    """Delete the job and wait for its objects. Return the seconds until its pods were gone."""
     jobs, pods = jobs.format(namespace=namespace), path_of("pods", namespace)
 
     async def is_gone(*paths: str) -> bool:
@@ -237,13 +238,13 @@ async def _delete(api: Api, namespace: str, jobs: str) -> float:
 
 
 async def _all_run(api: Api, pods: str) -> bool:
-    """Return whether the scheduler has bound all pods and kwok runs them."""
+    """Return whether all pods are bound to a node and run."""
     query = {"fieldSelector": "status.phase!=Running", "limit": "1"}
     return not (await api.call("GET", pods, query=query))["items"]
 
 
 async def _count(api: Api, path: str) -> int:
-    """Return the number of objects at a path, from an answer with at most one of them."""
+    """Return the number of objects at a path. Request at most one object for this."""
     answer = await api.call("GET", path, query={"limit": "1"})
     rest: int = answer["metadata"].get("remainingItemCount", 0)
     return len(answer["items"]) + rest

@@ -1,4 +1,4 @@
-"""What the chart's policy on the operator's ServiceAccount costs the API server for each pod."""
+"""Measure how much CPU the chart's admission policy costs the API server per created pod."""
 
 import asyncio
 import json
@@ -23,12 +23,12 @@ _POLICY = "ddp-trainer-operator"
 _LIMIT_SECONDS = 60.0
 _POLL_SECONDS = 0.5
 _SETTLE_SECONDS = 2.0
-"""Time in which the API server has told everybody that the pods are gone."""
+"""Seconds until the API server has sent the deletion of the pods to all watchers."""
 
 
 @dataclass
 class PolicyCost:
-    """CPU seconds of the API server for creating pods, by creator and whether there is a policy."""
+    """CPU seconds of the API server for creating pods, by user, with and without the policy."""
 
     pods: int
     seconds: dict[tuple[str, bool], list[float]] = field(default_factory=dict)
@@ -37,7 +37,7 @@ class PolicyCost:
 async def with_and_without_policy(pods: int, rounds: int) -> PolicyCost:
     """Create pods of a job as the operator and as an administrator, with and without the policy.
 
-    There is nothing else than the API server, etcd and the controller manager.
+    Only the API server, etcd and the controller manager run.
     """
     found = PolicyCost(pods)
     plane = await asyncio.to_thread(ControlPlane.up)
@@ -75,7 +75,7 @@ async def _measure(
 
 
 def _enforce(plane: ControlPlane, enforced: bool, manifest: str) -> None:
-    """Bind the policy or not, and wait until the API server knows."""
+    """Bind or unbind the policy, and wait until the API server applies the change."""
     kubectl = plane.cluster.kubectl
     if enforced:
         binding = json.loads(manifest)
@@ -94,7 +94,7 @@ async def _delete_pods(api: Api, namespace: str) -> None:
 
 
 def _cpu_seconds(cluster: Cluster) -> float:
-    """Return the CPU time of the API server so far."""
+    """Return the CPU seconds that the API server has used so far."""
     families = text_string_to_metric_families(cluster.kubectl("get", "--raw", "/metrics").stdout)
     samples = (one for family in families for one in family.samples)
     return next(one.value for one in samples if one.name == "process_cpu_seconds_total")

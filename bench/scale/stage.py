@@ -1,4 +1,4 @@
-"""What the operator is measured on: a real control plane, with fake nodes and agents."""
+"""Start what the measurements need: a control plane, fake nodes, agents and the operator."""
 
 import asyncio
 import json
@@ -23,12 +23,12 @@ FAKE_NODES = 20
 _LIMIT_SECONDS = 300.0
 _DELETE_TRIES = 5
 _SETTLE_SECONDS = 0.5
-"""Time until the API server has written what it answered to the audit log."""
+"""Seconds until the API server has written all answered requests to the audit log."""
 
 
 @dataclass
 class Stage:
-    """A control plane with fake nodes and agents, and the operator as a process."""
+    """A control plane with fake nodes and agents, and the operator as a local process."""
 
     plane: ControlPlane
     api: Api
@@ -37,7 +37,7 @@ class Stage:
     @classmethod
     @asynccontextmanager
     async def up(cls, folder: Path) -> AsyncIterator["Stage"]:
-        """Start everything. Logs go to a folder."""
+        """Start the control plane, the agents and the operator. Write their logs to a folder."""
         plane = await asyncio.to_thread(ControlPlane.up)
         try:
             await asyncio.to_thread(plane.wait_until_limited)
@@ -59,7 +59,7 @@ class Stage:
         return self.operator.process.pid
 
     def audit(self) -> Audit:
-        """Return the audit log from now on."""
+        """Return the audit log, beginning now."""
         return Audit(self.plane.cluster.audit_log)
 
     async def operator_requests(self, audit: Audit, namespace: str) -> list[Request]:
@@ -68,7 +68,7 @@ class Stage:
         return [request for request in found if request.user == OPERATOR]
 
     async def all_requests(self, audit: Audit, namespace: str) -> list[Request]:
-        """Return everybody's requests for objects of a namespace."""
+        """Return all users' requests for objects of a namespace."""
         await asyncio.sleep(_SETTLE_SECONDS)
         return await asyncio.to_thread(audit.requests, namespace)
 
@@ -81,7 +81,7 @@ class Stage:
         return True
 
     async def delete_jobs(self, namespace: str) -> None:
-        """Delete all jobs of a namespace, with one request if the API server manages that in time.
+        """Delete all jobs of a namespace, with one request if that is fast enough.
 
         Raises:
             RefusedError: The API server refused, or ran into its time limit several times.
@@ -103,7 +103,7 @@ class Stage:
 
 
 class RunningTimes:
-    """Moments at which the jobs of a namespace were first seen Running, by the job's name."""
+    """Times at which the jobs of a namespace were first seen Running, by the job's name."""
 
     def __init__(self, api: Api, namespace: str) -> None:
         self._api, self._namespace = api, namespace
@@ -112,7 +112,7 @@ class RunningTimes:
 
     @asynccontextmanager
     async def watching(self) -> AsyncIterator["RunningTimes"]:
-        """Watch for the time of the context."""
+        """Watch the jobs of the namespace until the context ends."""
         task = asyncio.ensure_future(self._watch())
         try:
             yield self
@@ -121,7 +121,7 @@ class RunningTimes:
             await asyncio.gather(task, return_exceptions=True)
 
     async def wait_for(self, jobs: int) -> None:
-        """Wait until this many jobs were seen Running."""
+        """Wait until the given number of jobs were seen Running."""
         async with asyncio.timeout(_LIMIT_SECONDS):
             while len(self.times) < jobs:
                 await self._changed.wait()
@@ -143,7 +143,7 @@ class RunningTimes:
 
 
 def job(name: str, nodes: int, *, elastic: bool = False) -> dict[str, Any]:
-    """Return a job of 8 GPUs per node, which may train on half of its nodes if it is elastic."""
+    """Return the manifest of a job with 8 GPUs per node, of which half suffice with `elastic`."""
     limits = {"elastic": {"minNodes": max(1, nodes // 2)}} if elastic else {}
     return {
         "apiVersion": "ddp-trainer.dev/v1alpha1",
@@ -159,7 +159,7 @@ def job(name: str, nodes: int, *, elastic: bool = False) -> dict[str, Any]:
 
 
 class _agents:  # noqa: N801 (a context manager)
-    """The process that answers for all agents."""
+    """Run the process that serves all fake agents."""
 
     def __init__(self, log: Path) -> None:
         self._log = log

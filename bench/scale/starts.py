@@ -1,4 +1,4 @@
-"""Measure what large jobs that create their pods cost small jobs that start at the same time."""
+"""Measure how long small jobs wait for pods while large jobs create theirs."""
 
 import asyncio
 import time
@@ -11,21 +11,21 @@ from tests.api.client import path_of
 LARGE_JOBS, LARGE_NODES = 4, 500
 SMALL_JOBS, SMALL_NODES = 12, 4
 _APART_SECONDS = 1.5
-"""Time between two small jobs."""
+"""Seconds between the creation of two small jobs."""
 
 
 @dataclass
 class Starts:
-    """Seconds of jobs that start together."""
+    """Start times of small and large jobs that are created together, in seconds."""
 
     first_pod: list[float] = field(default_factory=list)
-    """From the apply of each small job to its first pod, in order of the applies."""
+    """Seconds from the apply of each small job to its first pod, in order of the applies."""
     large_created: float = 0.0
-    """From the apply of the large jobs to the last of their pods."""
+    """Seconds from the apply of the large jobs to the creation of their last pod."""
 
 
 async def beside_large_jobs(stage: Stage, namespace: str) -> Starts:
-    """Apply large jobs at once, and small jobs one after another."""
+    """Create the large jobs at once, and the small jobs one after another."""
     large, audit = f"{namespace}-large", stage.audit()
     for each in (namespace, large):
         await stage.api.create_namespace(each)

@@ -1,4 +1,4 @@
-"""The operator process: create all parts and run them until a signal stops the process."""
+"""The operator process: create all components, and run them until a signal stops the process."""
 
 import asyncio
 import functools
@@ -53,14 +53,14 @@ _log = logging.getLogger("ddp_operator")
 
 
 class WatchError(Exception):
-    """Final end of all watches: a missing resource, refused credentials or decreased versions."""
+    """Error that ends all watches: a missing resource, refused credentials or lower versions."""
 
 
 async def run(settings: Settings) -> None:
     """Run the operator until SIGTERM or SIGINT.
 
     Raises:
-        NotLeadingError: Another process may lead.
+        NotLeadingError: Another process may have become the leader.
         WatchError: The watches ended, and only a new process can start them again.
         RuntimeError: A task of the operator ended unexpectedly.
     """
@@ -93,7 +93,7 @@ async def _run_without_election(
 
 
 def _observer(activity: WorkerActivity, metrics: OperatorMetrics) -> Callable[[Request], None]:
-    """Return the function that records each request to the API server."""
+    """Return a function that records each request to the API server in the metrics."""
 
     def observe(request: Request) -> None:
         activity.record_request(request)
@@ -136,7 +136,7 @@ async def _reconcile_jobs(
     metrics: OperatorMetrics,
     stop: asyncio.Event,
 ) -> None:
-    """Run everything that only the leader may run, forever."""
+    """Run all tasks that only the leader may run, forever."""
     cache = Cache()
     queue: WorkQueue[Key] = WorkQueue(group_of=namespace_of)
     gangs = GangApis(cluster.served_versions, _gangs_of(settings))
@@ -189,7 +189,7 @@ async def _reconcile_jobs(
 
 
 def _defaults_of(settings: Settings) -> Defaults:
-    """Return the values of the installation for fields that a job leaves out."""
+    """Return the operator's defaults for spec fields that a job leaves out."""
     return Defaults(
         settings.trainer_image,
         settings.image_pull_policy,
@@ -204,7 +204,7 @@ def _defaults_of(settings: Settings) -> Defaults:
 
 
 def _gangs_of(settings: Settings) -> Gangs:
-    """Return the gang schedulers that the settings name."""
+    """Return the gang schedulers that the operator's settings name."""
     return Gangs(
         settings.gang_types,
         settings.gang_default,
@@ -214,10 +214,11 @@ def _gangs_of(settings: Settings) -> Gangs:
 
 
 async def _watch_gang_apis(gangs: GangApis, activity: WorkerActivity, every: float) -> None:
-    """Wait until the API server serves other group objects than at the start.
+    """Watch for a change of the kinds of group objects that the API server serves.
 
     Raises:
-        WatchError: It does. The kinds that the operator lists and watches are those of its start.
+        WatchError: The kinds have changed. The operator must restart to list and watch the new
+            ones.
     """
     change = await gangs.wait_for_change(activity.missing_kind, every)
     raise WatchError(change)
@@ -229,8 +230,8 @@ async def _watch_jobs(
     """Add keys to the queue from kopf's watches of jobs.
 
     Raises:
-        WatchError: Kopf stopped, or the API server was restored. The watches of a restored API
-            server would wait until it reaches the versions that it had before.
+        WatchError: Kopf stopped, or the API server was restored from a backup. Watches of a
+            restored API server receive nothing until it reaches its former versions again.
     """
     watching = await kopf.spawn_tasks(
         registry=build_registry(cache, queue),
@@ -255,10 +256,10 @@ async def _watch_jobs(
 
 
 async def _run_until(stop: asyncio.Event, coroutines: list[Coroutine[Any, Any, None]]) -> None:
-    """Run all coroutines until `stop` is set. If one of them ends before, cancel the others.
+    """Run all coroutines until `stop` is set. If one ends earlier, cancel the rest.
 
     Raises:
-        NotLeadingError: A task found that this process does not lead.
+        NotLeadingError: A task found that this process is not the leader.
         WatchError: The watches ended.
         RuntimeError: A task ended unexpectedly.
     """
@@ -296,7 +297,7 @@ def main() -> None:
 
 
 async def _run_and_reexec(settings: Settings) -> None:
-    """Run the operator. Re-execute the program when the watches have ended.
+    """Run the operator, and re-execute the program when the watches have ended.
 
     After a failure kopf leaves watcher tasks behind that ignore cancellation, and only a new
     program is free of them. The new program is not ready until it can list jobs and pods again.

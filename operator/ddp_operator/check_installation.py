@@ -1,4 +1,4 @@
-"""The command of `helm test`: check that jobs can be created and that the operator is ready."""
+"""Check for `helm test` that the API server accepts jobs and that the operator is ready."""
 
 import argparse
 import asyncio
@@ -12,12 +12,12 @@ _INTERVAL_SECONDS = 1.0
 
 
 async def check(deployment: Key, job_namespace: str, seconds: float) -> None:
-    """Check the installation until it has no defect.
+    """Repeat the check until the installation has no defect.
 
     Args:
         deployment: Namespace and name of the operator's Deployment.
         job_namespace: Namespace whose jobs the operator manages.
-        seconds: Time after which a defect is final.
+        seconds: Seconds after which a remaining defect is an error.
 
     Raises:
         InstallationError: The installation still has a defect after this time.

@@ -1,4 +1,4 @@
-"""Kopf handlers of the jobs, which update the cache and add keys to the queue.
+"""Kopf handlers of DDPJobs. They update the cache and add keys to the queue.
 
 They are event handlers only, without finalizers, daemons, timers or annotations on users' objects
 (docs/develop/decisions/0002-kopf-event-only.md).
@@ -21,14 +21,14 @@ from ddp_operator.runtime.cache import Cache
 from ddp_operator.runtime.queue import WorkQueue
 
 FIRST_PAGE = 50
-"""Number of objects in one answer to kopf's first list. kopf decodes all of them at once."""
+"""Number of objects per answer in kopf's first list. Kopf decodes a whole answer at once."""
 
 
 def build_registry(cache: Cache, queue: WorkQueue[Key]) -> kopf.OperatorRegistry:
-    """Return the handlers, which update the cache and add keys to the queue.
+    """Return handlers that update the cache and add the keys of changed jobs to the queue.
 
     Args:
-        cache: Newest known jobs and children.
+        cache: Newest observed jobs and children.
         queue: Keys of the jobs to reconcile.
     """
     registry = kopf.OperatorRegistry()
@@ -47,11 +47,10 @@ def build_registry(cache: Cache, queue: WorkQueue[Key]) -> kopf.OperatorRegistry
 
 
 def _take(event: Any) -> Manifest:
-    """Return the used fields of an event's job, and remove the large rest from the event.
+    """Return the used fields of the job in an event, and empty the event.
 
-    kopf leaves each event in a reference cycle. With all its parts, the events of a thousand jobs
-    would stay in memory until a garbage collection, which would stop the event loop for as long as
-    it takes to find them.
+    Kopf leaves each event in a reference cycle. Full events of a thousand jobs would stay in memory
+    until a garbage collection, which would block the event loop for long.
     """
     raw = event["object"]
     used = keep_used_fields(KIND, raw)
@@ -62,7 +61,7 @@ def _take(event: Any) -> Manifest:
 
 
 def build_settings() -> kopf.OperatorSettings:
-    """Return kopf's settings, with which it writes nothing."""
+    """Return settings with which kopf writes nothing to the cluster."""
     settings = kopf.OperatorSettings()
     settings.watching.chunk_size = FIRST_PAGE
     # The task of an object keeps its last event until it has been idle for this long.
@@ -80,22 +79,23 @@ def build_settings() -> kopf.OperatorSettings:
 
 
 class NoMemories(ResourceMemories):
-    """Kopf's memories of objects, of which none is kept.
+    """Replacement for kopf's memories of objects. It stores nothing.
 
-    Event handlers need none. Kopf would keep a dozen small objects for each job, and those of a job
-    that is deleted between a watch and the next list would stay for ever. The package's metadata
+    Event handlers need no memories. Kopf would keep a dozen small objects for each job. Those of a
+    job that is deleted between a watch and the next list would stay forever. The package's metadata
     restricts kopf to releases with this private class.
     """
 
     async def recall(self, *args: Any, **kwargs: Any) -> ResourceMemory:
-        """Return a new memory without keeping it."""
+        """Return a new memory without storing it."""
         return await super().recall(*args, **(kwargs | {"ephemeral": True}))
 
 
 def _log_in_with_service_account(**kwargs: Any) -> kopf.ConnectionInfo | None:
-    """Return the pod's service account with the address that all other requests use.
+    """Return credentials from the service account, with the API server's IP address.
 
-    Kopf itself uses the name kubernetes.default.svc, which not every pod can resolve.
+    All other requests use this address. By default kopf uses the name kubernetes.default.svc, which
+    some pods cannot resolve.
     """
     account = kopf.login_with_service_account(**kwargs)
     host, port = (os.environ.get(f"KUBERNETES_SERVICE_{part}") for part in ("HOST", "PORT"))
@@ -106,9 +106,9 @@ def _log_in_with_service_account(**kwargs: Any) -> kopf.ConnectionInfo | None:
 
 
 class _Backoffs:
-    """Endless pauses between attempts to list or watch.
+    """Endless series of pauses between attempts to list or watch.
 
-    By default kopf stops within a minute of server errors or missing permissions.
+    By default kopf gives up within a minute of server errors or missing permissions.
     """
 
     def __iter__(self) -> Iterator[float]:
@@ -116,38 +116,38 @@ class _Backoffs:
 
 
 class _NoDiffs(kopf.DiffBaseStorage):
-    """No last handled state: all objects have the same empty one.
+    """Replacement for kopf's store of last handled states. Every state is empty.
 
     Kopf copies each object several times to compute what changed since its last handling. Event
-    handlers never ask for that, and with a thousand objects it took an eighth of the CPU time.
+    handlers never use the result, which took an eighth of the CPU time with a thousand objects.
     """
 
     def build(self, **_: Any) -> Any:
-        """Return an empty state."""
+        """Return an empty state for any object."""
         return {}
 
     def fetch(self, **_: Any) -> None:
-        """Return no state."""
+        """Return None, because no state is stored."""
 
     def store(self, **_: Any) -> None:
-        """Store nothing."""
+        """Store no state."""
 
 
 class _NoProgress(kopf.ProgressStorage):
-    """No progress of handlers, because an event handler runs once."""
+    """Replacement for kopf's store of handler progress, because event handlers run once."""
 
     def fetch(self, **_: Any) -> None:
-        """Return no progress."""
+        """Return None, because no progress is stored."""
 
     def store(self, **_: Any) -> None:
-        """Store nothing."""
+        """Store no progress."""
 
     def purge(self, **_: Any) -> None:
-        """Remove nothing."""
+        """Remove nothing, because no progress is stored."""
 
     def touch(self, **_: Any) -> None:
-        """Change nothing."""
+        """Leave the object unchanged, although kopf asks for a dummy change."""
 
     def clear(self, *, essence: Any) -> Any:
-        """Return the state as it is, because it has no progress in it."""
+        """Return the object unchanged, because it contains no progress."""
         return essence

@@ -2,7 +2,6 @@
 
 import json
 import signal
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ import yaml
 from tests.harness import processes
 from tests.harness.cluster import Cluster
 from tests.harness.controlplane import APISERVER, CONTROLLER_MANAGER
-from tests.harness.gobuild import KUBERNETES, ToolSet
 from tests.harness.install import (
     EXAMPLE_IMAGES,
     OPERATOR_USER,
@@ -29,9 +27,10 @@ _POLICIES = {"ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"}
 _POLICY_SECONDS = 60.0
 _CONTROLLERS = "--controllers=-endpointslice-controller,-endpoints-controller"
 """Disabled controllers: fake pods have loopback addresses, which EndpointSlices reject."""
-GATES_1_35 = "--feature-gates=GenericWorkload=true,GangScheduling=true"
-"""Argument that switches on the gang scheduling of Kubernetes 1.35."""
-_NATIVE_GANGS = [GATES_1_35, "--runtime-config=scheduling.k8s.io/v1alpha1=true"]
+_NATIVE_GANGS = [
+    "--feature-gates=GenericWorkload=true,GangScheduling=true",
+    "--runtime-config=scheduling.k8s.io/v1alpha1=true",
+]
 """Arguments with which the API server of Kubernetes 1.35 serves gang scheduling."""
 
 
@@ -44,17 +43,10 @@ class ControlPlane:
     """Kubeconfig of that user."""
 
     @classmethod
-    def up(
-        cls, kubernetes: ToolSet = KUBERNETES, apiserver: Sequence[str] = _NATIVE_GANGS
-    ) -> "ControlPlane":
-        """Start the control plane. Stop it with `cluster.down()`.
-
-        Args:
-            kubernetes: Release of Kubernetes.
-            apiserver: Arguments with which its API server serves gang scheduling.
-        """
-        extra = {CONTROLLER_MANAGER: [_CONTROLLERS], APISERVER: apiserver}
-        cluster = Cluster.up(0, extra_args=extra, kubernetes=kubernetes)
+    def up(cls) -> "ControlPlane":
+        """Start the control plane. Stop it with `cluster.down()`."""
+        extra = {CONTROLLER_MANAGER: [_CONTROLLERS], APISERVER: _NATIVE_GANGS}
+        cluster = Cluster.up(0, extra_args=extra)
         try:
             _install(cluster)
         except BaseException:

@@ -33,7 +33,7 @@ def parts(seed: int, wheels: Path) -> dict[str, list[str]]:
     return {
         "torch": ["-m", "tests.fault_player.newest_torch"],
         "gpus": [*PYTEST, "tests/agent/launcher/driver", "-m", "sweep"],
-        "api": [*PYTEST, "tests/api", "tests/gangs", "-m", "api"],
+        "api": [*PYTEST, "tests/api", "-m", "api"],
         "cluster": [*PYTEST, "tests/cluster", f"--ignore={SIZE}", "-m", "cluster", "--faults"],
         "size": [*PYTEST, SIZE, "tests/four_nodes", "-m", "cluster", "--faults"],
         "rest": [*PYTEST, *REST, "-m", "sweep"],

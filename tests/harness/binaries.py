@@ -38,10 +38,10 @@ class Tools:
         return os.pathsep.join([*map(str, self.folders), *system])
 
 
-def for_control_plane(figures: Figures, kubernetes: gobuild.ToolSet = gobuild.KUBERNETES) -> Tools:
-    """Prepare the tools of a control plane without nodes, of one release of Kubernetes."""
+def for_control_plane(figures: Figures) -> Tools:
+    """Prepare the tools of a control plane without nodes."""
     debian.ensure({"ip": "iproute2"})
-    return _tools(figures, [kubernetes])
+    return _tools(figures, [gobuild.KUBERNETES])
 
 
 def for_fake_nodes(figures: Figures) -> Tools:

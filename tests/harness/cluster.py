@@ -23,7 +23,6 @@ from tests.harness.controlplane import (
     wait_for_apiserver,
 )
 from tests.harness.errors import HarnessError
-from tests.harness.gobuild import KUBERNETES, ToolSet
 from tests.harness.locks import FileLock
 from tests.harness.node import Node
 from tests.harness.pki import Authority
@@ -62,7 +61,6 @@ class Cluster:
         nodes: int = 2,
         *,
         extra_args: Mapping[str, Sequence[str]] | None = None,
-        kubernetes: ToolSet = KUBERNETES,
         quiet: bool = False,
     ) -> Cluster:
         """Remove what an earlier run left, then start a new cluster.
@@ -73,8 +71,6 @@ class Cluster:
                 controllers, so that a test can play the kubelet.
             extra_args: Further arguments by process name, for example
                 `{"kube-apiserver": ["--event-ttl=1m"]}`; they override the harness's own.
-            kubernetes: Release of Kubernetes. Another one than that of the nodes is possible only
-                without nodes.
             quiet: Whether to print no durations.
 
         Raises:
@@ -85,10 +81,7 @@ class Cluster:
         if not 0 <= nodes <= paths.MAX_NODES:
             raise HarnessError(f"A cluster has 0 to {paths.MAX_NODES} nodes, got {nodes}.")
         figures = Figures(quiet=quiet)
-        if nodes:
-            tools = binaries.for_nodes(figures)
-        else:
-            tools = binaries.for_control_plane(figures, kubernetes)
+        tools = binaries.for_nodes(figures) if nodes else binaries.for_control_plane(figures)
         _lock_alone()
         try:
             cluster = _bring_up(nodes, tools, extra_args or {}, figures)

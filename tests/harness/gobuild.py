@@ -101,16 +101,6 @@ KUBERNETES = ToolSet(
         *_version_stamps("k8s.io/client-go/pkg/version"),
     ),
 )
-KUBERNETES_NEWEST = ToolSet(  # the control plane alone, for APIs that change with each release
-    name="kubernetes-newest",
-    module=KUBERNETES.module,
-    packages=tuple(
-        f"k8s.io/kubernetes/cmd/{name}"
-        for name in ("kube-apiserver", "kube-controller-manager", "kube-scheduler")
-    ),
-    tags=KUBERNETES.tags,
-    stamps=KUBERNETES.stamps,
-)
 HELM = ToolSet(
     name="helm",
     module="helm.sh/helm/v3",

@@ -1,4 +1,4 @@
-"""All dashboards as files."""
+"""Build all dashboards as files."""
 
 from tools.dashboards.fleet import fleet
 from tools.dashboards.frame import to_json
@@ -7,5 +7,5 @@ from tools.dashboards.operator import operator
 
 
 def build_dashboards() -> dict[str, str]:
-    """Return the JSON of each dashboard by the name of its file, which is its uid."""
+    """Return the JSON of each dashboard, by file name, which is the dashboard's uid."""
     return {f"{one.uid}.json": to_json(one) for one in (fleet(), job(), operator())}

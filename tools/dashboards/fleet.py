@@ -1,4 +1,4 @@
-"""Dashboard of all jobs."""
+"""Build the dashboard about all jobs."""
 
 from grafana_foundation_sdk.models import common
 from grafana_foundation_sdk.models import dashboard as models
@@ -32,14 +32,14 @@ _NO_JOBS = "No jobs in these namespaces"
 _NO_GPUS = "No GPUs, or the worker pods are not scraped"
 _NO_RECOVERY = "No recovery in this time"
 _RARE_WINDOW = "1h"
-"""Window of rates of rare events."""
+"""PromQL window for the rates of rare events."""
 _RECOVERY_HEIGHT = 10
-"""Height in which the table shows all parts of a recovery."""
+"""Height at which the table shows all phases of a recovery."""
 _JOB_NAME = "{{namespace}}/{{ddpjob}}"
 
 
 def fleet() -> models.Dashboard:
-    """Return the dashboard of all jobs."""
+    """Return the dashboard about all jobs."""
     # Every job has this metric, also one without a status.
     namespace = label_variable("namespace", "Namespace", jobs.NODES, "namespace", several=True)
     return build(

@@ -1,4 +1,4 @@
-"""Frame of a dashboard: variables, links between the dashboards, rows of panels, and its JSON."""
+"""Build the frame of a dashboard: variables, links, rows of panels, and the JSON."""
 
 import json
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ Variable = Builder[models.VariableModel]
 
 @dataclass(frozen=True)
 class Row:
-    """A heading and the panels below it."""
+    """A row of a dashboard: a heading and the panels below it."""
 
     title: str
     panels: Sequence[Panel]
@@ -36,15 +36,15 @@ def source_variable() -> Variable:
 def label_variable(
     name: str, title: str, family: Family, label: str, scope: str = "", *, several: bool
 ) -> Variable:
-    """Return a variable with the values of a label.
+    """Return a dashboard variable with the values of a label.
 
     Args:
         name: Name of the variable.
         title: Title that a reader sees.
         family: Metric whose series carry the label.
         label: Name of the label.
-        scope: Matchers of the series.
-        several: Whether several values may be selected. By default, all are.
+        scope: PromQL matchers that select the series.
+        several: Whether several values may be selected. Then all values are selected by default.
     """
     query = f"label_values({series(family, scope)}, {label})"
     variable = dashboard.QueryVariable(name).label(title).datasource(SOURCE)
@@ -66,7 +66,7 @@ def build(
     rows: Sequence[Row],
     annotations: Sequence[dashboard.AnnotationQuery] = (),
 ) -> models.Dashboard:
-    """Return a dashboard. The panels get numbers in their order."""
+    """Return a dashboard. Number its panels in their order."""
     links = dashboard.DashboardLink("ddp-trainer").type(models.DashboardLinkType.DASHBOARDS)
     links.tags([TAG]).icon("external link").keep_time(True).include_vars(True)
     builder = dashboard.Dashboard(title).uid(uid).description(description).tags([TAG])
@@ -90,9 +90,9 @@ def to_json(document: models.Dashboard) -> str:
 
 
 def _without_placement(value: Any) -> Any:
-    """Keep links and annotations beside the variables.
+    """Return a dashboard whose links and annotations stay beside the variables.
 
-    The SDK moves all of them into a menu that newer versions of Grafana have.
+    The SDK would move them into a menu of newer Grafana versions.
     """
     if isinstance(value, list):
         return [_without_placement(one) for one in value]
@@ -103,6 +103,6 @@ def _without_placement(value: Any) -> Any:
 
 
 def job_link(title: str, parameters: str) -> dashboard.DashboardLink:
-    """Return a link of a value to the dashboard of a job."""
+    """Return a link from a value to the dashboard of its job."""
     common = "${datasource:queryparam}&${__url_time_range}"
     return dashboard.DashboardLink(title).url(f"/d/{JOB_UID}?{parameters}&{common}")

@@ -1,4 +1,4 @@
-"""Dashboard of one job: its frame, and the panels of its status."""
+"""Build the dashboard about one job: its frame, and the panels about its status."""
 
 from grafana_foundation_sdk.builders import dashboard
 from grafana_foundation_sdk.models import common
@@ -22,7 +22,7 @@ _NO_PROGRESS = "No progress reported yet"
 
 
 def job() -> models.Dashboard:
-    """Return the dashboard of one job."""
+    """Return the dashboard about one job."""
     in_namespace = 'namespace="$namespace"'
     variables = [
         source_variable(),
@@ -54,8 +54,8 @@ def job() -> models.Dashboard:
 def _attempts() -> dashboard.AnnotationQuery:
     """Return one mark at the start of each attempt.
 
-    An attempt is new if it had no series within 10 minutes before, so that a scrape that failed
-    or a replaced operator is no new attempt.
+    An attempt is new if it had no series in the 10 minutes before. So a failed scrape or a replaced
+    operator does not look like a new attempt.
     """
     own = f'{JOB},attempt!="0"'
     past = f"last_over_time({series(jobs.INFO, own, window='10m')} offset $__interval)"
@@ -66,7 +66,7 @@ def _attempts() -> dashboard.AnnotationQuery:
 
 
 def _failures() -> dashboard.AnnotationQuery:
-    """Return one mark at the time of each failure, with its reason and its place."""
+    """Return one mark at the time of each failure, with its reason, pod and node."""
     query = f"{newest(jobs.LAST_FAILURE, JOB, 'reason, pod, node, rank')} * 1000"
     annotation = dashboard.AnnotationQuery().name("Failures").datasource(SOURCE).expr(query)
     annotation.enable(True).hide(False).icon_color("red").step("15s").use_value_for_time(True)

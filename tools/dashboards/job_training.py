@@ -1,4 +1,4 @@
-"""Panels of one job's training: its results, and where its time goes."""
+"""Build the panels about one job's training: its results and the use of its time."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,7 @@ _NO_LEDGER = "No such job, or the operator is not scraped"
 
 
 def results() -> Sequence[Panel]:
-    """Return the panels of what training reports."""
+    """Return the panels about the training results, for example the loss."""
     throughput = Text(
         "Throughput", "suffix: samples/s",
         "How many samples all ranks together train on per second.", _EMPTY,
@@ -35,7 +35,7 @@ def results() -> Sequence[Panel]:
 
 
 def times() -> Sequence[Panel]:
-    """Return the panels of where the time of the ranks goes."""
+    """Return the panels about how the ranks use their time."""
     return [
         _update_duration(),
         _shares(),
@@ -54,7 +54,7 @@ def _loss() -> Panel:
 
 
 def _either(family: Family, late: Family) -> str:
-    """Return the value from the worker pods, else the one that the operator knows."""
+    """Return a query for the value from the worker pods, or else from the operator."""
     return f"{newest(family, JOB)} or {newest(late, JOB)}"
 
 

@@ -1,4 +1,4 @@
-"""Panels of one job's ranks, nodes and GPUs."""
+"""Build the panels about one job's ranks, nodes and GPUs."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Dashboard of the operator."""
+"""Build the dashboard about the operator."""
 
 from grafana_foundation_sdk.models import common
 from grafana_foundation_sdk.models import dashboard as models
@@ -19,7 +19,7 @@ _POD = "{{pod}}"
 
 
 def operator() -> models.Dashboard:
-    """Return the dashboard of the operator."""
+    """Return the dashboard about the operator."""
     in_namespace = 'namespace=~"$operator_namespace"'
     return build(
         "ddp-trainer-operator",

@@ -1,4 +1,4 @@
-"""Build the page of all dashboards: what each panel shows, from the panel's own description."""
+"""Build the documentation page about all dashboards from the descriptions of their panels."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -31,7 +31,7 @@ def _section(dashboard: Mapping[str, Any]) -> str:
 
 
 def _rows(panels: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Return a line per panel. The first panel of a row has the row's title."""
+    """Return one table line per panel. The first panel of a row includes the row's title."""
     row = ""
     for panel in panels:
         if panel["type"] == "row":

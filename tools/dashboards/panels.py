@@ -1,4 +1,4 @@
-"""Panels: each has a title, a unit, a description and a text for the case without data."""
+"""Build panels. Each has a title, a unit, a description and a text for missing data."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,29 +18,29 @@ from grafana_foundation_sdk.models import dashboard as models
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
 SOURCE = common.DataSourceRef(type_val="prometheus", uid="${datasource}")
-"""Prometheus that the variable `datasource` selects."""
+"""Prometheus data source that the variable `datasource` selects."""
 WIDTH = 24
-"""Columns of a dashboard."""
+"""Number of columns of a dashboard."""
 Panel = Builder[models.Panel]
 _HEIGHT = 8
 
 
 @dataclass(frozen=True)
 class Text:
-    """What a reader sees of a panel besides its data."""
+    """Texts of a panel that a reader sees."""
 
     title: str
     unit: str
     """Unit of the values, in Grafana's notation."""
     description: str
-    """One sentence: what the reader learns from the panel."""
+    """One sentence about the information in the panel."""
     empty: str
-    """Text without data: the usual reason."""
+    """Text that the panel shows without data: the usual reason."""
 
 
 @dataclass(frozen=True)
 class Query:
-    """One expression, and the name of its series in Grafana's notation."""
+    """One PromQL expression, and the name of its series in Grafana's notation."""
 
     expression: str
     legend: str = ""
@@ -57,7 +57,7 @@ def time_series(
     colors: Mapping[str, str] | None = None,
     links: Sequence[dashboard.DashboardLink] = (),
 ) -> Panel:
-    """Return lines over time, or stacked bars or areas.
+    """Return a panel of lines over time, or of stacked bars or areas.
 
     Args:
         text: Title, unit, description and text without data.
@@ -91,7 +91,7 @@ def time_series(
 
 
 def free_scale(panel: Panel) -> Panel:
-    """Return a panel whose axis need not begin at 0."""
+    """Return a copy of a panel whose axis need not begin at 0."""
     config = panel.build().field_config
     assert config is not None
     config.defaults.min_val = None
@@ -107,14 +107,14 @@ def values(
     mode: common.BigValueTextMode = common.BigValueTextMode.AUTO,
     decimals: int | None = None,
 ) -> Panel:
-    """Return the newest values as large text.
+    """Return a panel that shows the newest values as large text.
 
     Args:
         text: Title, unit, description and text without data.
         queries: Expressions.
         width: Columns of the dashboard.
         colors: Colors by the name of a series.
-        limits: Values from which another color holds.
+        limits: Limits from which a value has another color.
         mode: Whether to show the value, the name of the series or both.
         decimals: Digits after the point. An increase of a counter is an estimate with a fraction.
     """
@@ -132,7 +132,7 @@ def values(
 
 
 def timeline(text: Text, query: Query, *, width: int, colors: Mapping[str, str]) -> Panel:
-    """Return one bar per series for the time in which the series exists."""
+    """Return a panel with one bar per series, for the time in which the series exists."""
     panel = statetimeline.Panel().title(text.title).description(text.description)
     panel.unit(text.unit).no_value(text.empty).datasource(SOURCE).span(width).height(_HEIGHT)
     panel.targets(targets([query])).thresholds(thresholds("green"))
@@ -146,7 +146,7 @@ def timeline(text: Text, query: Query, *, width: int, colors: Mapping[str, str])
 def targets(
     queries: Sequence[Query], *, instant: bool = False, as_table: bool = False
 ) -> list[Builder[variants.Dataquery]]:
-    """Return the queries of a panel."""
+    """Return a panel's queries in the SDK's form."""
     found: list[Builder[variants.Dataquery]] = []
     for place, query in enumerate(queries):
         target = prometheus.Dataquery().expr(query.expression).datasource(SOURCE)
@@ -157,11 +157,11 @@ def targets(
 
 
 def thresholds(base: str, limits: Sequence[tuple[float, str]] = ()) -> dashboard.ThresholdsConfig:
-    """Return the colors of values: one below all limits, and one from each limit on."""
+    """Return the colors of values: one color below all limits, and one from each limit on."""
     steps = [models.Threshold(None, base), *(models.Threshold(*limit) for limit in limits)]
     return dashboard.ThresholdsConfig().mode(models.ThresholdsMode.ABSOLUTE).steps(steps)
 
 
 def fixed_color(color: str) -> models.DynamicConfigValue:
-    """Return the setting of a series that always has one color."""
+    """Return a Grafana setting that gives a series a fixed color."""
     return models.DynamicConfigValue("color", {"mode": "fixed", "fixedColor": color})

@@ -1,15 +1,15 @@
-"""PromQL of the dashboards, built from the declarations of the metrics."""
+"""Build PromQL for the dashboards from the declarations of the metrics."""
 
 from ddp_wire.families import Family
 
 JOBS = 'namespace=~"$namespace"'
-"""Series of the selected namespaces."""
+"""Matchers of the series of all jobs in the selected namespaces."""
 JOB = 'namespace="$namespace",ddpjob="$ddpjob"'
-"""Series of the selected job."""
+"""Matchers of the series of the selected job."""
 WORKERS = JOB + ',node=~"$node"'
-"""Series of the job's worker pods on the selected Kubernetes nodes."""
+"""Matchers of the series of the job's worker pods on the selected Kubernetes nodes."""
 OPERATORS = 'namespace=~"$operator_namespace",pod=~"$operator"'
-"""Series of the selected replicas of the operator."""
+"""Matchers of the series of the selected operator replicas."""
 RATE_WINDOW = "$__rate_interval"
 RANGE_WINDOW = "$__range"
 MOST_SERIES = 20
@@ -17,18 +17,18 @@ MOST_SERIES = 20
 
 
 def series(family: Family, scope: str = "", *, suffix: str = "", window: str = "") -> str:
-    """Return the selector of a metric."""
+    """Return the PromQL selector of a metric."""
     matchers = f"{{{scope}}}" if scope else ""
     return family.name + suffix + matchers + (f"[{window}]" if window else "")
 
 
 def aggregate(operator: str, by: str, expression: str) -> str:
-    """Return an aggregation, over all series if `by` names no label."""
+    """Return a PromQL aggregation by labels; over all series if `by` is empty."""
     return f"{operator} by ({by}) ({expression})" if by else f"{operator}({expression})"
 
 
 def newest(family: Family, scope: str, by: str = "") -> str:
-    """Return one value per label set.
+    """Return PromQL for the newest value per label set.
 
     While the operator or a pod is replaced, the old and the new pod may both have a series.
     """
@@ -36,34 +36,34 @@ def newest(family: Family, scope: str, by: str = "") -> str:
 
 
 def rate(family: Family, scope: str, by: str = "", *, operator: str = "sum") -> str:
-    """Return the rate of a counter, per second."""
+    """Return PromQL for the rate of a counter per second."""
     return aggregate(operator, by, f"rate({series(family, scope, window=RATE_WINDOW)})")
 
 
 def increase(family: Family, scope: str, by: str = "", *, window: str = RATE_WINDOW) -> str:
-    """Return the increase of a counter within a window."""
+    """Return PromQL for the increase of a counter within a window."""
     return aggregate("sum", by, f"increase({series(family, scope, window=window)})")
 
 
 def quantile(
     share: float, family: Family, scope: str = "", by: str = "", *, window: str = RATE_WINDOW
 ) -> str:
-    """Return a quantile of a histogram."""
+    """Return PromQL for a quantile of a histogram."""
     labels = f"le, {by}" if by else "le"
     buckets = series(family, scope, suffix="_bucket", window=window)
     return f"histogram_quantile({share}, sum by ({labels}) (rate({buckets})))"
 
 
 def most(expression: str) -> str:
-    """Return the series with the highest values."""
+    """Return PromQL for the series with the highest values."""
     return f"topk({MOST_SERIES}, {expression})"
 
 
 def least(expression: str) -> str:
-    """Return the series with the lowest values."""
+    """Return PromQL for the series with the lowest values."""
     return f"bottomk({MOST_SERIES}, {expression})"
 
 
 def age(family: Family, scope: str, by: str = "") -> str:
-    """Return the seconds since a timestamp."""
+    """Return PromQL for the seconds since a timestamp."""
     return f"time() - {newest(family, scope, by)}"

@@ -1,4 +1,4 @@
-"""PromQL of a dashboard, with values in place of its variables."""
+"""Extract the PromQL of a dashboard, with values in place of its variables."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -24,17 +24,17 @@ def queries(dashboard: Mapping[str, Any], values: Mapping[str, str] | None = Non
 
     Args:
         dashboard: The JSON of the dashboard.
-        values: Values of some variables, by name. The others have those of VALUES.
+        values: Values of some variables, by name. All other variables have their value in VALUES.
 
     Raises:
-        KeyError: An expression has a variable without a value.
+        KeyError: An expression uses a variable without a value.
     """
     known = {**VALUES, **(values or {})}
     return [_fill(expression, known) for expression in _expressions(dashboard)]
 
 
 def panels(dashboard: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return all panels, also those in collapsed rows, without the rows themselves."""
+    """Return all panels, including those in collapsed rows, without the rows themselves."""
     found = [
         *dashboard["panels"],
         *(p for row in dashboard["panels"] for p in row.get("panels", [])),

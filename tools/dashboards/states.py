@@ -1,4 +1,4 @@
-"""Colors of the values of STATUS."""
+"""Colors for the values of the STATUS column."""
 
 COLORS = {
     "Pending": "yellow",

@@ -20,27 +20,27 @@ from tools.dashboards.panels import (
 
 @dataclass(frozen=True)
 class LabelColumn:
-    """A column that shows a label."""
+    """A table column that shows a label."""
 
     label: str
     title: str
     link: dashboard.DashboardLink | None = None
     colors: Mapping[str, str] = field(default_factory=dict)
-    """Colors by value."""
+    """Colors of the label's values."""
 
 
 @dataclass(frozen=True)
 class ValueColumn:
-    """A column that shows the value of an expression."""
+    """A table column that shows the value of an expression."""
 
     title: str
-    """Empty for an expression that only adds a label."""
+    """Title of the column. Empty for an expression that only adds a label."""
     expression: str
     unit: str = "none"
     bar: bool = False
     """Whether to draw the value, from 0 to 1, as a bar."""
     decimals: int | None = None
-    """Digits after the point."""
+    """Number of digits after the decimal point."""
 
 
 def rows(
@@ -72,7 +72,7 @@ def rows(
 def _organize(
     labels: Sequence[LabelColumn], columns: Sequence[ValueColumn]
 ) -> models.DataTransformerConfig:
-    """Return the transformation that orders and names the columns, and hides the others."""
+    """Return the transformation that orders, names and hides the columns."""
     names = [f"Value #{chr(ord('A') + place)}" for place in range(len(columns))]
     shown = dict(zip(names, (column.title for column in columns), strict=True))
     order = [*(label.label for label in labels), *names]

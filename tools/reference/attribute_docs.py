@@ -1,4 +1,4 @@
-"""Read the docstrings of attributes, which Python does not keep at run time."""
+"""Read the docstrings of attributes, which Python does not keep at runtime."""
 
 import ast
 import inspect
@@ -8,7 +8,7 @@ from types import ModuleType
 
 
 def attribute_docs(owner: type | ModuleType) -> dict[str, str]:
-    """Return the docstring below each assignment of a class or module, by the assigned name."""
+    """Return the docstring that follows each assignment in a class or module, by name."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(owner)))
     body = tree.body if isinstance(owner, ModuleType) else _class_body(tree)
     found = {}

@@ -1,4 +1,4 @@
-"""Build the page of all commands of `ddpjob` and `ddp-trainer` from their parsers."""
+"""Build the documentation page about all commands of `ddpjob` and `ddp-trainer`."""
 
 import argparse
 import inspect
@@ -62,7 +62,7 @@ def _ddp_trainer() -> Iterator[str]:
 
 
 def _spelling(action: argparse.Action) -> str:
-    """Return how the action is written: `PATH` for an argument, `--config JSON` for an option."""
+    """Return the spelling of an argument or option: `PATH` or `--config JSON`."""
     value = "" if action.nargs == 0 else _value(action)
     spelled = " ".join([", ".join(action.option_strings), value]).strip()
     return spelled if action.option_strings or action.nargs != "?" else f"[{spelled}]"

@@ -1,4 +1,4 @@
-"""Build the page of all environment variables that the product reads or sets."""
+"""Build the documentation page about all environment variables that the product uses."""
 
 import json
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ _OTHERS = """\
 
 *Set unless given* means that a value of the image or of `spec.env` takes effect."""
 BY_AGENT = (Env.ATTEMPT, Env.BEATS_DIR)
-"""Variables of the wire contract that the agent sets, and not the operator."""
+"""Variables of the wire contract that the agent sets instead of the operator."""
 
 
 def build_environment_page() -> str:
@@ -63,7 +63,7 @@ def _settings() -> Iterator[tuple[str, str, str]]:
 
 
 def _default(value: Any) -> str:
-    """Return a default as the text of a variable. Absent ones and empty lists have none."""
+    """Return a default as the text of a variable; nothing for a missing or empty one."""
     if isinstance(value, list):
         return ",".join(value)
     return "" if value is None else json.dumps(value).strip('"')

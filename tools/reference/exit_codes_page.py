@@ -1,4 +1,4 @@
-"""Build the page of all exit codes from the modules that define them."""
+"""Build the documentation page about all exit codes from the modules that define them."""
 
 from types import ModuleType
 
@@ -52,5 +52,5 @@ def build_exit_codes_page() -> str:
 
 
 def _constant(module: ModuleType, name: str) -> tuple[str, str]:
-    """Return the value and the meaning of an exit code that a module defines for itself."""
+    """Return value and meaning of an exit code that is a constant of a module."""
     return str(int(vars(module)[name])), attribute_docs(module)[name]

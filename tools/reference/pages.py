@@ -1,4 +1,4 @@
-"""Build the pages of docs/reference that describe settings, commands, exit codes and variables."""
+"""Build the pages of docs/reference about settings, commands, exit codes and variables."""
 
 from tools.reference.cli_page import build_cli_page
 from tools.reference.environment_page import build_environment_page

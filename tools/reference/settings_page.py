@@ -1,4 +1,4 @@
-"""Build the page of all settings of the bundled loop from the models that check them."""
+"""Build the documentation page about all settings of the bundled loop, from its models."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -27,7 +27,7 @@ def build_settings_page() -> str:
 
 
 def _sections(schema: Schema, models: Mapping[str, Schema], prefix: str = "") -> Iterator[str]:
-    """Yield heading, description and table of a section, then those of the sections in it."""
+    """Yield heading, description and table of a section, then those of its subsections."""
     plain = {k: v for k, v in schema["properties"].items() if "$ref" not in v}
     yield f"## {prefix.removesuffix('.') or 'Top level'}"
     yield schema["description"]
@@ -45,7 +45,7 @@ def _sections(schema: Schema, models: Mapping[str, Schema], prefix: str = "") ->
 
 
 def kind(node: Schema) -> str:
-    """Return the type of a setting with its limits, as a reader of JSON knows it."""
+    """Return the type and limits of a setting, in the terms of JSON."""
     if "anyOf" in node:
         return " or ".join(kind(one) for one in node["anyOf"])
     if "const" in node:
@@ -67,13 +67,13 @@ def _list(node: Schema) -> str:
 
 
 def _default(node: Schema) -> str:
-    """Return the default as JSON. A list or an object without a stated default is empty."""
+    """Return the default as JSON; an empty list or object if no default is stated."""
     empty: dict[str, Any] = {"array": [], "object": {}}
     return json.dumps(node.get("default", empty.get(node.get("type", ""))))
 
 
 def _set_by_the_job() -> str:
-    """Return the settings that a job has elsewhere than in `spec.config`."""
+    """Return the settings that a job sets outside `spec.config`."""
     keys = environment_document(dict.fromkeys(Env, "1"))["checkpoint"]
     named = ", ".join(code(f"checkpoint.{key}") for key in keys)
     return (

@@ -1,9 +1,8 @@
 """Environment variables of other programs that the product reads or sets.
 
-The product's own variables are declared beside their code: `ddp_wire.variables.Env` for worker
-pods, `ddp_operator.runtime.settings.Settings` for the operator. Variables of torch, NCCL, Slurm
-and others have no such place, because modules read them where they need them. So they are declared
-here, and a test compares this table with all names in the code.
+The product's own variables are declared in two classes: `ddp_wire.variables.Env` for worker pods,
+and `ddp_operator.runtime.settings.Settings` for the operator. This table declares the variables of
+torch, NCCL, Slurm and other programs. A test compares the table with all names in the code.
 """
 
 from enum import StrEnum
@@ -13,7 +12,7 @@ from ddp_operator.builders.network_profiles import PROFILES
 
 
 class Access(StrEnum):
-    """What the product does with a variable."""
+    """Use of a variable by the product."""
 
     READ = "read"
     SET = "set"
@@ -22,12 +21,12 @@ class Access(StrEnum):
 
 
 class Variable(NamedTuple):
-    """One variable of another program, or several that belong together."""
+    """One variable of another program, or several variables that belong together."""
 
     names: tuple[str, ...]
     access: Access
     where: str
-    """Process that reads or sets it."""
+    """Process that reads or sets the variable."""
     meaning: str
 
 
@@ -48,7 +47,7 @@ FOR_TORCHRUN = (
         " it.",
     ),
 )
-"""Variables of the product between the agent and its torchrun."""
+"""Variables that the agent passes to its torchrun process."""
 VARIABLES = {
     "torchrun and torch.distributed": (
         Variable(
@@ -288,4 +287,4 @@ VARIABLES = {
         ),
     ),
 }
-"""Variables by the program that they belong to."""
+"""Variables by the program to which they belong."""

@@ -1,7 +1,7 @@
 """`python -m tools.release`: build the images and the other files of a release.
 
-It writes the images and compares their sizes with the goals. With --all it also writes their bills
-of materials, the chart, install.yaml and SHA256SUMS.
+The command writes the images and compares their sizes with the goals. With --all it also writes
+bills of materials, the chart, install.yaml and SHA256SUMS.
 """
 
 import argparse
@@ -28,7 +28,7 @@ _PREFIX = "localhost/ddp-trainer-release"
 
 @dataclass(frozen=True)
 class Release:
-    """The version, its commit and where its source is."""
+    """A release: its version, commit and source URL."""
 
     version: str
     revision: str
@@ -36,7 +36,7 @@ class Release:
 
     @property
     def labels(self) -> dict[str, str]:
-        """The build arguments that become labels of the images."""
+        """Build arguments that become labels of the images."""
         return {"VERSION": self.version, "REVISION": self.revision, "SOURCE": self.source}
 
 
@@ -76,13 +76,13 @@ def _version() -> str:
 
 
 def _revision() -> str:
-    """Return the commit, with `-dirty` if files differ from it."""
+    """Return the commit, with `-dirty` if the working tree has changes."""
     describe = ["git", "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"]
     return command(describe, "Reading the commit", cwd=ROOT).strip()
 
 
 def _write_images(release: Release, wheels: Path) -> dict[str, OciArchive]:
-    """Build both images, and return their archives by the name of their file."""
+    """Build both images, and return their archives by file name."""
     cpu = any(wheels.glob("torch-*+cpu-*")) if wheels.is_dir() else False
     torch = "cpu" if cpu else "cuda"
     wanted: dict[str, tuple[str, dict[str, str], Path | None]] = {

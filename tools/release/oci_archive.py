@@ -16,20 +16,20 @@ class Layer:
     """One layer of an image, with its sizes in bytes."""
 
     compressed: int
-    """Size in a registry."""
+    """Compressed size of the layer, as in a registry."""
     unpacked: int
-    """Size of its files."""
+    """Total size of the layer's files."""
 
 
 @dataclass(frozen=True)
 class OciArchive:
-    """An archive with one image."""
+    """An OCI archive with one image."""
 
     path: Path
 
     @property
     def digest(self) -> str:
-        """The digest by which a registry names the image, with `sha256:`."""
+        """Digest by which a registry identifies the image, with `sha256:`."""
         with tarfile.open(self.path) as archive:
             return str(_json(archive, "index.json")["manifests"][0]["digest"])
 
@@ -52,7 +52,7 @@ class OciArchive:
             yield content
 
     def layers(self) -> list[Layer]:
-        """Return the layers, the base image's first. Reads and decompresses all of them."""
+        """Return the layers, the base image's first. Read and decompress all of them."""
         with tarfile.open(self.path) as archive:
             return [
                 Layer(entry["size"], sum(file.size for _, file in _files(archive, entry)))
@@ -79,7 +79,7 @@ class OciArchive:
         return found
 
     def unpack(self, folder: Path) -> None:
-        """Write all files of the image to a folder, with their owners if root does it."""
+        """Write all files of the image to a folder. Keep their owners if the user is root."""
         with tarfile.open(self.path) as archive:
             for entry in _manifest(archive)["layers"]:
                 with _open_layer(archive, entry) as layer:
@@ -89,7 +89,7 @@ class OciArchive:
 def _files(
     archive: tarfile.TarFile, entry: dict[str, Any]
 ) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo]]:
-    """Yield the regular files of a layer, each with the open layer."""
+    """Yield the regular files of a layer, each with the open layer archive."""
     with _open_layer(archive, entry) as layer:
         for file in layer:
             if file.isfile():

@@ -15,7 +15,7 @@ _PYTHON = "*.dist-info/METADATA"
 
 
 def bill_of_materials(image: OciArchive) -> dict[str, Any]:
-    """Return the document. Equal images have equal documents."""
+    """Return the bill of materials. Equal images produce equal documents."""
     texts = image.texts(_PYTHON, _STATUS)
     config = image.config()
     labels = config["config"].get("Labels", {})
@@ -56,7 +56,7 @@ def _python(path: PurePosixPath, metadata: str) -> dict[str, Any]:
 
 
 def _licences(metadata: Message) -> dict[str, Any]:
-    """Return what a package says of its licence: an expression, or a name."""
+    """Return the licence that a package states: an expression, or a name."""
     if expression := metadata["License-Expression"]:
         return {"licenses": [{"expression": str(expression)}]}
     classifiers = [str(text) for text in metadata.get_all("Classifier", [])]

@@ -8,11 +8,12 @@ from tools.release.oci_archive import OciArchive
 
 _MB = 1_000_000
 OPERATOR_REGISTRY_MB = 150
-"""Maximum megabytes (10^6 bytes) of all layers of the operator, compressed as in a registry."""
+"""Maximum compressed size of the operator image in a registry, in 10^6 bytes."""
 OPERATOR_OWN_MB = 50
-"""Maximum megabytes of its files above the base image, unpacked."""
+"""Maximum size of the operator image's files above the base image, in 10^6 bytes."""
 TRAINER_OWN_MB = 60
-"""Maximum megabytes that the trainer's files above the base image have more than torch's wheels."""
+"""Maximum size of the trainer image's files above the base image and without torch's wheels, in
+10^6 bytes."""
 _TORCH = re.compile(r"(torch|triton|nvidia_(?!ml_py)\w+|cuda_\w+)-[^/]*\.dist-info$")
 
 
@@ -39,7 +40,7 @@ def report(name: str, image: OciArchive) -> tuple[str, bool]:
 
 
 def torch_bytes(image: OciArchive) -> int:
-    """Return the unpacked size of the wheels of torch, as they are published, without bytecode."""
+    """Return the unpacked size of torch's published wheels, without bytecode."""
     records = image.texts("*.dist-info/RECORD")
     return sum(
         int(size or 0)

@@ -1,10 +1,10 @@
 """Agent, PID 1 of each worker container: it runs one attempt after another under torchrun.
 
-Five kinds of processes run in a worker container. The last line of each module's docstring says in
-which of them the module runs:
+Five types of processes run in a worker container. The last line of each module's docstring names
+the processes in which the module runs:
 
-- agent: `main`, `agent` and the threads that `main` starts. Its parts are in `processes`, `network`
-  and `status`. It imports no torch.
+- agent: `main`, `agent` and the threads that `main` starts. Its code is in `processes`, `network`
+  and `status`. It does not import torch.
 - standby: `launcher.standby`. It has imported torch, and forks the launcher of each attempt.
 - launcher: `launcher.torchrun`. It runs torchrun for one attempt, as a fork of the standby (warm)
   or as a new process (cold).

@@ -10,9 +10,9 @@ from ddp_wire.exit_codes import ExitCode
 
 
 def main() -> None:
-    """Take the secrets, start the standby, then import and run the agent.
+    """Read and remove the secrets from the environment, start the standby, then run the agent.
 
-    The standby goes before the agent because its imports take longest.
+    The standby starts before the agent's own imports, because its imports take longest.
     """
     # Linux ignores signals of PID 1 that have no handler. Without one, a pod that is deleted while
     # the agent imports its modules would stay, with its GPUs, for its whole grace period.

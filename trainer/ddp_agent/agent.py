@@ -1,20 +1,20 @@
-"""Loop of the agent: one attempt after another, until one succeeds or the run is to stop.
+"""Loop of the agent: run one attempt after another, until one succeeds or the run must stop.
 
 An attempt takes these steps:
 
 1. Wait for an attempt order with a higher number, from the operator's request or from the pod's
-   annotation (`orders`). If this node is no member of the attempt, wait for the next order.
-2. Prepare directories and torchrun's command line (`processes.launch`).
-3. Wait at the start barrier for the agents of all other members, then for the first one's
-   rendezvous store and for the imports of the standby.
+   annotation (`orders`). If this node is not a member of the attempt, wait for the next order. 2.
+   Prepare directories and torchrun's command line (`processes.launch`). 3. Wait at the start
+   barrier for the agents of all other members, then for the first member's rendezvous store and for
+   the imports of the standby.
 4. Start torchrun. Ten times per second, put the heartbeats and hangs of the ranks into the status,
    and end ranks that do not exit. This lasts until torchrun ends or until an `Interruption`: the
    next order, a stop, a replaced peer, or a hang for which the operator orders nothing.
 5. End all processes of the attempt, and put the result into the status.
 
 After a failure, and after a stop that another node has asked for, the container stays, because the
-next attempt restarts in place. It ends if no order arrives in time. Only the loop writes the
-status. Other threads read it, or hand over orders.
+next attempt restarts in place. The container ends if no order arrives in time. Only the loop writes
+the status. Other threads read the status, or pass orders to the loop.
 
 Process: agent (main thread).
 """
@@ -47,23 +47,27 @@ from ddp_wire.orders import Order
 _log = logging.getLogger("ddp_agent")
 
 NEXT_ORDER_SECONDS = LONGEST_BACKOFF_SECONDS + 300.0
-"""Maximum wait of a failed attempt for the next order, in seconds. Then the container ends. It is
-longer than the longest delay of an attempt, so that a restart in place remains possible."""
+"""Maximum seconds for which the agent waits for the next order after a failed attempt. Then the
+container ends. The wait is longer than the longest delay of an attempt, so that a restart in place
+remains possible."""
 UNREAD_SECONDS = 5.0
-"""The same if no status was ever read: the termination message must deliver the failure."""
+"""Maximum wait for the next order, in seconds, if nobody has ever read the status. Then the
+termination message must deliver the failure."""
 READER_ABSENT_SECONDS = 30.0
-"""The same if statuses were read, but not the failure. A new leader reads it after some 20 s."""
+"""Maximum wait for the next order, in seconds, if nobody has read the failure but earlier statuses
+were read. A new leader reads it after some 20 s."""
 _WAITS = frozenset({AgentPhase.FAILED, AgentPhase.PREEMPTED})
-"""Phases after which the next attempt may restart in place. Ranks may have stopped on the request
-of another node, while its order is still on its way to this one."""
+"""Phases after which the next attempt may restart in place. Ranks may have stopped because of
+another node's order, before the order reached this node."""
 _MAX_IDLE_SECONDS = 60.0
-"""Maximum time between two passes of the loop, in seconds, while the agent counts as alive."""
+"""Maximum seconds between two passes of the loop while the agent counts as alive."""
 _CONNECT_SECONDS = 0.5
-"""Timeout of one connection attempt to the store: the name may still resolve to a deleted pod."""
+"""Timeout in seconds of one connection attempt to the store, because the name may still resolve to
+a deleted pod."""
 
 
 class Agent:
-    """Runner of the attempts of one node."""
+    """Agent of one node, which runs the node's part of each attempt."""
 
     def __init__(
         self,
@@ -84,11 +88,11 @@ class Agent:
         """This node's side of the start barrier in the current attempt."""
 
     def is_alive(self) -> bool:
-        """Return whether the loop advances. Safe to call from any thread."""
+        """Return whether the loop still makes progress. Safe to call from any thread."""
         return self._ticker.idle_seconds() < _MAX_IDLE_SECONDS
 
     def run(self) -> int:
-        """Run attempts until the end. Return the exit code of the container."""
+        """Run attempts until the run ends. Return the exit code of the container."""
         try:
             last = 0
             while (order := self._next_order(after=last)) is not None:
@@ -108,7 +112,7 @@ class Agent:
                 self._barriers.leave()
 
     def _next_order(self, *, after: int) -> Order | None:
-        """Wait for the order of a newer attempt. Return None if the container is to end."""
+        """Wait for the order of a newer attempt. Return None if the container must end."""
         monotonic = self._ticker.clock.monotonic
         began = monotonic()
         while True:
@@ -125,7 +129,7 @@ class Agent:
             self._ticker.tick()
 
     def _longest_wait(self) -> float:
-        """Return the seconds that an attempt that has ended may wait for the next order."""
+        """Return the maximum seconds for which an ended attempt waits for the next order."""
         cell = self._writer.cell
         if cell.is_read:
             return NEXT_ORDER_SECONDS
@@ -134,7 +138,7 @@ class Agent:
         return READER_ABSENT_SECONDS if cell.was_ever_read else UNREAD_SECONDS
 
     def _stand_by(self, members: Members) -> None:
-        """Keep a standby warm during an attempt without this node, for the next order."""
+        """Keep a standby ready for the next order while this node is not a member."""
         logs.begin_attempt(members.attempt)
         self._starter.ensure_standby()
         if self._barriers is not None:
@@ -185,7 +189,7 @@ class Agent:
             self._starter.ensure_standby()
 
     def _wait_for_start(self, members: Members) -> Interruption | None:
-        """Wait until the agents of all members wait for this attempt, or for an interruption."""
+        """Wait until all members' agents are ready for this attempt, or for an interruption."""
         waits, attempt = self._wait_watch(), members.attempt
         while self._barrier is not None:
             if (interruption := self._orders.interruption(attempt)) is not None:
@@ -207,7 +211,7 @@ class Agent:
         return Interruption.UNREACHABLE
 
     def _wait_for_standby(self, attempt: int) -> Interruption | None:
-        """Wait for the imports of the standby, or for an interruption."""
+        """Wait until the standby has finished its imports, or for an interruption."""
         while not self._starter.wait_ready():
             if (interruption := self._orders.interruption(attempt)) is not None:
                 return interruption
@@ -240,7 +244,7 @@ class Agent:
     def _watch(
         self, process: AttemptProcess, launch: Launch, exits: ExitWatch
     ) -> Interruption | None:
-        """Keep the status of the attempt current until it ends (None) or is to be interrupted."""
+        """Update the status until the attempt ends (None) or must be interrupted."""
         clock, limits = self._ticker.clock, self._config.hang
         hangs = HangDetector(limits, launch.heartbeats_dir, launch.attempt, clock)
         while process.poll() is None:
@@ -265,8 +269,8 @@ class Agent:
     ) -> None:
         """Publish the end of an interrupted attempt, unless the next attempt follows at once.
 
-        Work that is done counts when this node is to stop. It does not if another pod was replaced:
-        the new pod has no result before it takes part in the next attempt.
+        If this node must stop, finished work counts as a success. If another pod was replaced, it
+        does not, because the new pod has no result until it takes part in the next attempt.
         """
         if interruption is Interruption.STOP:
             if exits is not None and exits.result == ExitCode.OK:
@@ -296,18 +300,18 @@ class Agent:
             self._writer.enter(AgentPhase.FAILED, failure)
 
     def _closed_port(self, error: OSError) -> Failure:
-        """Return the failure of a first member whose port of the start barrier is not free."""
+        """Return the failure of a first member whose port for the start barrier is in use."""
         attempt, now = self._writer.status.attempt, self._ticker.clock.wall()
         message = f"port {self._config.barrier_port} must be free: {error}"
         return Failure(attempt=attempt, at=now, message=message)
 
     def _bad_input(self, message: str) -> Failure:
-        """Return a failure of the user's spec, which no retry can fix."""
+        """Return a failure because of the user's spec, which no retry can fix."""
         attempt, now = self._writer.status.attempt, self._ticker.clock.wall()
         return Failure(attempt=attempt, at=now, exit_code=ExitCode.BAD_INPUT, message=message)
 
     def _conclude(self, failure: Failure | None, exits: ExitWatch | None = None) -> None:
-        """Publish how an attempt ended. A failure after the work was done is only a problem."""
+        """Publish the end of an attempt. A failure after the work was done is only a problem."""
         attempt = self._writer.status.attempt
         result, problems = (exits.result, exits.problems()) if exits else (None, None)
         if failure is not None and result == ExitCode.OK:
@@ -328,7 +332,7 @@ class Agent:
         _log.log(level, "attempt %d: %s", failure.attempt, sentence, extra={"fields": fields})
 
     def _exit_code(self) -> int:
-        """Return the exit code that tells the operator how the last attempt ended."""
+        """Return the exit code that reports the end of the last attempt to the operator."""
         status = self._writer.status
         match status.phase:
             case AgentPhase.SUCCEEDED:

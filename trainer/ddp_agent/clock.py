@@ -1,4 +1,4 @@
-"""Sources of time for the agent, and the pace of its loop.
+"""Clocks of the agent, and the timing of its loop.
 
 Process: agent.
 """
@@ -8,33 +8,33 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 TICK_SECONDS = 0.1
-"""Pause between two passes of the agent's loop, in seconds."""
+"""Seconds between two passes of the agent's loop."""
 
 
 @dataclass
 class Clock:
-    """Sources of time. Tests replace them."""
+    """Functions that return the time. Tests replace them."""
 
     wall: Callable[[], float] = time.time
-    """Unix seconds."""
+    """Function that returns Unix seconds."""
     monotonic: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
 
 
 class Ticker:
-    """Pace of the agent's loop, with the time of its last pass."""
+    """Timing of the agent's loop, with the time of the last pass."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
         self._last = clock.monotonic()
 
     def tick(self, seconds: float = TICK_SECONDS) -> None:
-        """Record a pass of the loop, then pause; for 0 s if the pass has waited already."""
+        """Record a pass of the loop, then pause, but not if the pass itself has waited."""
         self.record()
         self.clock.sleep(seconds)
 
     def record(self) -> None:
-        """Record a pass of the loop that has waited for something else."""
+        """Record a pass of the loop that has waited for another event."""
         self._last = self.clock.monotonic()
 
     def idle_seconds(self) -> float:

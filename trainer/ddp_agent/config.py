@@ -16,11 +16,11 @@ from ddp_wire.contract import Env
 from ddp_wire.expansion import expand
 
 _RESERVE_SECONDS = 15.0
-"""Part of a pod's grace period that the ranks may not use."""
+"""Seconds of a pod's grace period that remain after the ranks must have stopped."""
 
 
 class BadEnvironmentError(ValueError):
-    """A variable is missing or invalid. The text is one sentence."""
+    """Error for a missing or invalid variable. The text is one sentence."""
 
 
 class AgentConfig(BaseModel):
@@ -53,7 +53,7 @@ class AgentConfig(BaseModel):
     checkpoint_dir: Path | None = Field(alias=Env.CHECKPOINT_DIR, default=None)
     hang: Json[HangLimits] = Field(alias=Env.HANG, default=HangLimits())
     variables: Mapping[str, str] = Field(default_factory=dict, repr=False)
-    """Variables that the command may refer to: those of the container, without the secrets."""
+    """Environment variables that the command may refer to: the container's, without the secrets."""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> "AgentConfig":
@@ -80,10 +80,10 @@ class AgentConfig(BaseModel):
     @field_validator("address_pattern")
     @classmethod
     def _check_pattern(cls, pattern: str) -> str:
-        """Check that the pattern has an index and nothing else.
+        """Check that the address pattern has the field `index` and no other field.
 
         Raises:
-            ValueError: It has not.
+            ValueError: The pattern has another field, or no index.
         """
         try:
             first, second = pattern.format(index=0), pattern.format(index=1)
@@ -95,14 +95,15 @@ class AgentConfig(BaseModel):
 
     @property
     def stop_grace_seconds(self) -> float:
-        """Return the seconds that the ranks have to save and stop when the run stops.
+        """Return the seconds in which the ranks must save and stop at the end of the run.
 
-        The rest of the pod's grace period is for the last status and the last lines of the logs.
+        The remaining grace period of the pod is reserved for the last status and the last log
+        lines.
         """
         return max(self.grace_seconds - _RESERVE_SECONDS, self.grace_seconds / 2.0)
 
     def rank_command(self) -> list[str]:
-        """Return the command of each rank. For a task it is a module, without an interpreter."""
+        """Return the command of each rank. For a task, return a module name and its arguments."""
         if self.command is not None:
             return [expand(word, self.variables) for word in json.loads(self.command)]
         return ["-m", "ddp_trainer", "train"]

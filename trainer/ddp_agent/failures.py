@@ -14,10 +14,10 @@ from ddp_wire.contract import ExitCode
 from ddp_wire.messages import Failure
 
 FAILURE_FILE_ENV = "DDP_FAILURE_FILE"
-"""Environment variable with the path of the file in which the launcher describes the failure."""
+"""Environment variable with the path of the file to which the launcher writes the failure."""
 
 ONE_SENTENCE = frozenset({ExitCode.BAD_INPUT, ExitCode.VOLUME_FAILED})
-"""Exit codes with which all ranks end, after rank 0 has printed one sentence."""
+"""Exit codes of errors for which rank 0 has printed one sentence and no traceback."""
 
 _TAIL_LINES = 20
 _LOG_TAIL_BYTES = 64 * 1024
@@ -28,21 +28,19 @@ _PEER_LOST = re.compile(
     r"|DistNetworkError|DistStoreError|RendezvousConnectionError|RendezvousClosedError"
     r"|RendezvousTimeoutError|/gloo/.*(Timed out|timeout)|Application timeout caused pair closure"
 )
-"""Messages of ranks and of torchrun that have lost a peer."""
+"""Parts of the messages of ranks and of torchrun after the loss of a peer."""
 
 _PEER_ERROR = re.compile(
     r'^  File "[^"]*/torch/distributed/[^"]*".*\n(?:    .*\n)*RuntimeError: ', re.MULTILINE
 )
-"""End of a traceback whose innermost code is torch's, in a call that waits for peers.
-
-Libraries choose the texts of such errors. One that is unknown does not make a rank the cause.
-Autograd raises the errors of DDP's collectives and those of the user's model from the same line, so
-only the library's mark tells them apart there.
-"""
+"""Pattern for the end of a traceback that was raised in torch, in a call that waits for peers.
+Libraries choose the texts of these errors, and an unknown text must not make a rank the root cause.
+Autograd raises errors of DDP's collectives and of the user's model from the same line, so there
+only the library's prefix distinguishes them."""
 
 _FRAME = re.compile(r"^[\s|+-]*File \"")
 _GROUP_MARGIN = re.compile(r"^\s*[|+][-+| ]?\s?")
-"""What stands before a line of an exception group."""
+"""Pattern of the margin before a line of an exception group."""
 
 _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?")
 """Prefix that torch adds to each line of an uncaught traceback."""
@@ -53,7 +51,7 @@ _LAUNCHER_FRAME = re.compile(
 )
 
 _STOP_SIGNALS = {signal.SIGTERM, signal.SIGINT}
-"""Signals that stop a rank on request. Such a rank was not the first to fail."""
+"""Signals that stop a rank on request. A rank with one of these did not fail first."""
 
 
 def describe(*, attempt: int, rank: int, returncode: int, text: str, at: float) -> Failure:
@@ -92,9 +90,9 @@ def _lost_peer(lines: list[str]) -> bool:
 
 
 def reason(lines: list[str]) -> str:
-    """Return the first line of the exception in a traceback, or else the last line.
+    """Return the first line of a traceback's exception message, or else the last line.
 
-    The text of an exception may have several lines, and other output may follow.
+    The message of an exception may have several lines, and other output may follow it.
     """
     last_frame = max((i for i, line in enumerate(lines) if _FRAME.match(line)), default=None)
     if last_frame is not None:
@@ -119,7 +117,7 @@ def without_launcher(lines: list[str]) -> list[str]:
 
 
 def from_exception(error: BaseException, attempt: int, at: float) -> Failure:
-    """Return the failure of torchrun itself. It names no rank."""
+    """Return a failure of torchrun itself, which names no rank."""
     text = f"{type(error).__name__}: {error}".strip().splitlines()[0]
     return Failure(
         attempt=attempt,
@@ -130,7 +128,7 @@ def from_exception(error: BaseException, attempt: int, at: float) -> Failure:
 
 
 def read_failure(path: Path, attempt: int, returncode: int | None, at: float) -> Failure:
-    """Return the failure from the launcher's file, or else one with its signal or exit code."""
+    """Return the failure in the launcher's file, or else one from the signal or exit code."""
     try:
         return Failure.model_validate_json(path.read_bytes())
     except (OSError, ValidationError):
@@ -143,7 +141,7 @@ def read_failure(path: Path, attempt: int, returncode: int | None, at: float) ->
 
 
 def traceback_in_logs(log_dir: Path, local_rank: int) -> str:
-    """Return the last traceback in a rank's stderr log, or else its last line, or else ""."""
+    """Return the last traceback in a rank's stderr log, or else its last line, or ""."""
     logs = sorted(log_dir.glob(f"*/attempt_0/{local_rank}/stderr.log"))
     if not logs:
         return ""

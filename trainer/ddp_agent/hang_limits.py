@@ -1,4 +1,4 @@
-"""Limits after which a rank counts as hung, by what it does.
+"""Define the limits after which a rank counts as hung, by its activity.
 
 Process: agent.
 """
@@ -18,7 +18,7 @@ from ddp_wire.hang_limits import (
 )
 
 _P99_FACTOR = 3.0
-"""Limit within an update, as a multiple of the 99th percentile of the duration of updates."""
+"""Factor for the limit within an update: a multiple of the 99th percentile of the update time."""
 
 
 class HangLimits(BaseModel):
@@ -36,12 +36,12 @@ class HangLimits(BaseModel):
     exit_seconds: PositiveInt = HANG_EXIT_SECONDS
 
     def of(self, activity: Activity, p99_seconds: float | None) -> float:
-        """Return the limit after which a rank is a suspect.
+        """Return the seconds without progress after which a rank is a suspect.
 
         Args:
             activity: The activity.
-            p99_seconds: 99th percentile of the duration of the updates so far. None while too few
-                are known: then an update may take as long as a start.
+            p99_seconds: 99th percentile of the update time so far. None after too few updates; then
+                the limit for a start applies.
         """
         match activity:
             case Activity.STARTING:
@@ -56,12 +56,12 @@ class HangLimits(BaseModel):
                 return max(self.step_seconds, _P99_FACTOR * p99_seconds)
 
     def end(self, activity: Activity, p99_seconds: float | None, *, compiles: bool) -> float:
-        """Return the limit that ends an attempt if the other ranks wait for this one.
+        """Return the limit after which a rank that others wait for ends the attempt.
 
         Args:
-            activity: What the rank does.
-            p99_seconds: As for `of`.
-            compiles: Whether it compiles, as for the first batch of a new shape.
+            activity: The activity of the rank.
+            p99_seconds: The same as for `of`.
+            compiles: Whether the rank compiles, for example for the first batch of a new shape.
         """
         own = self.of(activity, p99_seconds)
         if compiles:
@@ -76,7 +76,7 @@ class HangLimits(BaseModel):
 
     @property
     def longest(self) -> int:
-        """The longest limit, in seconds."""
+        """The longest of all limits, in seconds."""
         others = (
             self.evaluation_seconds,
             self.checkpoint_seconds,

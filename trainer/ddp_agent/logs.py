@@ -1,6 +1,6 @@
-"""Log lines of the agent: text for people, or one JSON object per line.
+"""Format the agent's log lines as text, or as one JSON object per line.
 
-The output of the ranks is no part of it. It stays as torchrun writes it, after `[rank N] `.
+The output of the ranks is not changed: torchrun writes it with the prefix `[rank N] `.
 
 Process: agent, standby and launcher.
 """
@@ -19,7 +19,7 @@ _attempt = 0
 
 
 def configure() -> None:
-    """Log to standard error, in the format that the environment asks for."""
+    """Configure logging to standard error, in the format that the environment selects."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_formatter())
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
@@ -29,13 +29,13 @@ def configure() -> None:
 
 
 def begin_attempt(attempt: int) -> None:
-    """Add the number of an attempt to all further lines."""
+    """Add the number of an attempt to all later log lines."""
     global _attempt  # noqa: PLW0603 (the agent runs one attempt at a time, in all its threads)
     _attempt = attempt
 
 
 def format_line(message: str, level: int) -> str:
-    """Return a line of a process without logging, which its forks would inherit."""
+    """Return a log line without the logging module, because forks would inherit its state."""
     record = logging.LogRecord(_log.name, level, __file__, 0, message, None, None)
     return _formatter().format(record)
 
@@ -49,7 +49,7 @@ def _formatter() -> logging.Formatter:
 
 
 def _context() -> dict[str, str | int]:
-    """Return the fields of all lines of this process."""
+    """Return the fields that all log lines of this process contain."""
     given = os.environ
     namespace, name = given.get(Env.JOB_NAMESPACE), given.get(Env.JOB_NAME)
     node = given.get(Env.NODE_INDEX, "")
@@ -67,6 +67,6 @@ def _context() -> dict[str, str | int]:
 def _log_uncaught(
     kind: type[BaseException], error: BaseException | None, trace: TracebackType | None
 ) -> None:
-    """Log an error that ends a thread, as one line instead of a traceback of many."""
+    """Log an error that ends a thread as one line without a traceback."""
     exception = error or kind()
     _log.critical("uncaught %s", kind.__name__, exc_info=(kind, exception, trace))

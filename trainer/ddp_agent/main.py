@@ -1,4 +1,4 @@
-"""Wire the parts of the agent: configuration, loop, HTTP server, barrier and signal handlers.
+"""Create the agent's components: configuration, loop, HTTP server, barrier, signal handlers.
 
 Process: agent (main thread).
 """
@@ -40,7 +40,7 @@ def main(standby: Standby | None = None, secrets: Mapping[str, str] | None = Non
     """Run the attempts of this node, and exit with the code of the last one.
 
     Args:
-        standby: Standby that has been started early. The agent takes it over.
+        standby: Standby that was started early, which the agent uses.
         secrets: Variables that `secret_variables.take` has removed from the environment.
     """
     logs.configure()
@@ -100,7 +100,7 @@ def main(standby: Standby | None = None, secrets: Mapping[str, str] | None = Non
 
 @contextmanager
 def _requiring_port(port: int, starter: AttemptStarter) -> Iterator[None]:
-    """End the process with a sentence if the block finds that a port is not free."""
+    """End the process with a message if the code in the context finds a port in use."""
     try:
         yield
     except OSError as error:

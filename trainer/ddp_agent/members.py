@@ -1,4 +1,4 @@
-"""Members of one attempt, as one agent sees them: which node is first, and whether it takes part.
+"""Members of one attempt, and the part of this agent's node in it.
 
 Process: agent.
 """
@@ -16,16 +16,16 @@ _DIGEST_DIGITS = 16
 
 @dataclass(frozen=True)
 class Members:
-    """Members of one attempt, and the node of this agent."""
+    """Members of one attempt, and the index of this agent's node."""
 
     attempt: int
     nodes: frozenset[int]
     own: int
-    """Node of this agent."""
+    """Index of this agent's node."""
     host: str
-    """Address of the first member, which hosts the barrier and the rendezvous."""
+    """Address of the first member, which hosts the start barrier and the rendezvous."""
     digest: str = ""
-    """Digest of the members that the order names, or "" if it names none."""
+    """Digest of the members that the order names, or "" for an order without members."""
 
     @property
     def first(self) -> int:
@@ -34,22 +34,22 @@ class Members:
 
     @property
     def is_first(self) -> bool:
-        """Return whether this node is the first member."""
+        """Return whether this node is the first member of the attempt."""
         return self.own == self.first
 
     @property
     def takes_part(self) -> bool:
-        """Return whether this node is a member."""
+        """Return whether this node is a member of the attempt."""
         return self.own in self.nodes
 
     @property
     def are_named(self) -> bool:
-        """Return whether the order names the members, so that there may be other nodes."""
+        """Return whether the order names the members, so that some nodes may not be members."""
         return bool(self.digest)
 
     @cached_property
     def text(self) -> str:
-        """Members as `node_ranges`."""
+        """Members in the text form of `node_ranges`."""
         return node_ranges.to_text(self.nodes)
 
 

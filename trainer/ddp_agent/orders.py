@@ -1,4 +1,4 @@
-"""Attempt orders: from the operator's direct requests and from the pod's annotation file.
+"""Receive attempt orders: from the operator's requests and from the pod's annotation file.
 
 Process: agent (loop; threads of the HTTP server accept requests).
 """
@@ -11,7 +11,7 @@ from ddp_wire.messages import AttemptOrder
 from ddp_wire.orders import Order, order_from_text
 
 MOST_AHEAD = 16
-"""Most attempts by which a direct request may be ahead of the annotation file.
+"""Maximum number of attempts by which a direct request may be ahead of the annotation file.
 
 The kubelet writes the file about a second after the operator's patch. Without this limit any
 process that reaches the port could order an attempt so high that all later orders are ignored.
@@ -33,21 +33,21 @@ class Interruption(Enum):
     RESIZE = "resize"
     """The operator ordered a newer attempt with other members, and the ranks save first."""
     STOP = "stop"
-    """The run is to stop."""
+    """The operator ordered the end of the run."""
     PEER_REPLACED = "peer replaced"
-    """The agent of another node was replaced after the start, so the attempt cannot go on."""
+    """The agent of another node was replaced after the start, so the attempt cannot continue."""
     UNREACHABLE = "unreachable"
-    """The network keeps this node from the others."""
+    """The network separates this node from the other members."""
     HUNG = "hung"
-    """Ranks make no progress, and the operator has not ordered the next attempt."""
+    """The ranks make no progress, and the operator has not ordered the next attempt."""
 
 
 class AttemptOrders:
-    """Attempt orders of one agent.
+    """Store of the attempt orders of one agent.
 
-    An order arrives twice: first as a direct request of the operator, later through the file that
-    the kubelet keeps equal to the pod's annotation. The order of the highest attempt counts, and
-    `STOP` is final.
+    Each order arrives twice: first as a direct request from the operator, later in the file to
+    which the kubelet copies the pod's annotation. The order with the highest attempt number counts,
+    and `STOP` is final.
     """
 
     def __init__(self, job_uid: str, pod_info_dir: Path) -> None:
@@ -64,7 +64,7 @@ class AttemptOrders:
             The file delivers the operator's order in any case.
 
         Raises:
-            ValueError: The members of the request are no node ranges, or there are none.
+            ValueError: The members are not valid node ranges, or are empty.
         """
         order = request.order
         annotated = order_from_text(self._read_file())
@@ -75,11 +75,11 @@ class AttemptOrders:
         return True
 
     def stop(self) -> None:
-        """Order the run to stop. A signal handler may call it."""
+        """Order the end of the run. A signal handler may call this method."""
         self._stopped = True
 
     def newest(self) -> Order | Stop | None:
-        """Return the newest order: that of an attempt, `STOP`, or None before the first.
+        """Return the newest order: an attempt's order, `STOP`, or None before the first order.
 
         Unreadable or half-written file content changes nothing.
         """
@@ -92,7 +92,7 @@ class AttemptOrders:
         return self._last
 
     def interruption(self, attempt: int) -> Interruption | None:
-        """Return the reason, if any, for stopping this attempt now."""
+        """Return the reason why this attempt must stop now, or None."""
         order = self.newest()
         if isinstance(order, Stop):
             return Interruption.STOP
@@ -109,6 +109,6 @@ class AttemptOrders:
 
 
 def _newest(*orders: Order | None) -> Order | None:
-    """Return the order of the highest attempt, the first one of equals."""
+    """Return the order with the highest attempt number; the first one if several are equal."""
     known = [order for order in orders if order is not None]
     return max(known, key=lambda order: order.attempt, default=None)

@@ -32,7 +32,7 @@ from ddp_wire.messages import (
 )
 
 LOOK_SECONDS = 0.5
-"""Seconds between two looks at the connections of a command's ranks, while it starts."""
+"""Seconds between two checks of the connections of a command's ranks during its start."""
 
 
 class StatusWriter:
@@ -62,7 +62,7 @@ class StatusWriter:
         return self.cell.current()
 
     def start_attempt(self, members: Members, command: list[str]) -> None:
-        """Publish a new attempt, which waits for its start or does not concern this node."""
+        """Publish a new attempt, which either waits for its start or does not include this node."""
         now = self._clock.wall()
         timeline = Timeline(
             noticed=self._noticed_at, ordered=self._ordered_at or now, cleared=self._cleared_at
@@ -72,7 +72,7 @@ class StatusWriter:
         self._ordered_at = None
 
     def launched(self) -> None:
-        """Publish that torchrun starts now."""
+        """Publish that torchrun is being started."""
         if self.status.timeline is not None:
             update = {"launched": self._clock.wall()}
             self.cell.set_timeline(self.status.timeline.model_copy(update=update))
@@ -84,15 +84,15 @@ class StatusWriter:
             self._ordered_at = self._ordered_at or self._clock.wall()
 
     def ended(self, interruption: Interruption | None) -> None:
-        """Record, for the next timeline, whether the attempt's process ended by itself."""
+        """Record whether the attempt's process ended by itself, for the next attempt's timeline."""
         self._noticed_at = self._clock.wall() if interruption is None else None
 
     def cleared(self) -> None:
-        """Record, for the next timeline, that no process of the attempt is left."""
+        """Record that no process of the attempt is left, for the next attempt's timeline."""
         self._cleared_at = self._clock.wall()
 
     def update_from_ranks(self, launch: Launch) -> None:
-        """Store the newest heartbeats. Publish the phase once all local ranks train."""
+        """Store the newest heartbeats. Publish the training phase once all local ranks train."""
         heartbeats = read_heartbeats(launch.heartbeats_dir, launch.attempt)
         ranks = self._config.procs_per_node
         spawned = self._update_timeline(launch, heartbeats)
@@ -113,7 +113,7 @@ class StatusWriter:
         self.cell.set_checkpoint(first.checkpoint if first else self.status.checkpoint)
 
     def set_wait(self, text: str | None) -> None:
-        """Publish what this node waits for before the start, or None."""
+        """Publish the obstacle before the start that this node waits for, or None."""
         self.cell.set_waits_for(text)
 
     def set_warm(self, warm: bool) -> None:
@@ -121,11 +121,11 @@ class StatusWriter:
         self.cell.set_warm(warm)
 
     def set_hang(self, hung: list[HungRank] | None) -> None:
-        """Publish the ranks of a node on which a rank hangs, or None if all make progress."""
+        """Publish the findings about hung ranks, or None if the ranks make progress."""
         self.cell.set_hang(hung)
 
     def succeeded(self, problems: list[ExitProblem] | None) -> None:
-        """Publish that the attempt has succeeded, with the problems of ranks that exited."""
+        """Publish that the attempt has succeeded, and the problems of ranks during their exit."""
         self.cell.update(exit_problems=problems)
         self.enter(AgentPhase.SUCCEEDED)
 
@@ -136,7 +136,8 @@ class StatusWriter:
     def _command_trains(self, launch: Launch, heartbeats: Sequence[Heartbeat]) -> bool:
         """Return whether the local ranks of a command have joined the process group.
 
-        A command may write heartbeats, on some ranks only or on none. A single rank needs no group.
+        A command may write heartbeats on all ranks, on some or on none. A single rank needs no
+        process group.
         """
         if self.status.phase is not AgentPhase.STARTING:
             return False

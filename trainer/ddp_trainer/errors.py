@@ -4,13 +4,13 @@ from ddp_wire.exit_codes import ExitCode
 
 
 class ReportedError(Exception):
-    """An error that ends a rank. The command prints its one sentence without a traceback."""
+    """Error that ends a rank. The command prints its sentence without a traceback."""
 
     code = ExitCode.FAILED
-    """Exit code of the rank."""
+    """Exit code of the rank that raises the error."""
 
     def __init__(self, sentence: str, *, rank_specific: bool = False) -> None:
-        """Store the sentence.
+        """Create the error.
 
         Args:
             sentence: Error message for the user.
@@ -22,7 +22,7 @@ class ReportedError(Exception):
 
 
 class InputError(ReportedError, ValueError):
-    """An error in the user's input that no retry can fix.
+    """Error in the user's input, which no retry can fix.
 
     The command prints the sentence once, and every rank exits with `ExitCode.BAD_INPUT`. A task's
     `build` may raise it too, for example when a data folder is empty.
@@ -32,11 +32,11 @@ class InputError(ReportedError, ValueError):
 
 
 class FencedError(ReportedError):
-    """An attempt to write to a run's directory after a newer attempt has opened it."""
+    """Error for a write to a run's directory after a newer attempt has opened the directory."""
 
 
 class VolumeError(ReportedError):
-    """A failure of the volume with the checkpoints, which a later attempt may not meet.
+    """Failure of the volume with the checkpoints, which may be over in a later attempt.
 
     Every rank exits with `ExitCode.VOLUME_FAILED`, so that the operator counts it as an
     infrastructure failure.
@@ -46,6 +46,6 @@ class VolumeError(ReportedError):
 
 
 def reported_error(code: int, sentence: str) -> ReportedError:
-    """Return the error of another rank, to raise it on this rank too."""
+    """Return another rank's error, so that this rank can raise it too."""
     kinds: tuple[type[ReportedError], ...] = (InputError, VolumeError)
     return next((kind for kind in kinds if kind.code == code), ReportedError)(sentence)

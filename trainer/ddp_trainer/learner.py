@@ -28,7 +28,7 @@ from ddp_trainer.ranks.environment import Ranks
 from ddp_trainer.task import HasOptimizer, Task
 
 MOMENTS = 2
-"""Numbers per weight in the state of an unknown optimizer: those of Adam."""
+"""Number of state values per weight that an unknown optimizer is assumed to have, as in Adam."""
 
 
 @dataclass(slots=True)
@@ -37,16 +37,16 @@ class Learner:
 
     strategy: Strategy
     objective: nn.Module
-    """Model and loss, wrapped by the strategy."""
+    """Model and loss as one module, wrapped by the strategy."""
     model: nn.Module
-    """The bare model."""
+    """The bare model, without the strategy's wrapper."""
     count_param: nn.Parameter
-    """A parameter that is always zero. Its gradient is the loss count (see `Objective`)."""
+    """Parameter that is always zero. Its gradient carries the loss count (see `Objective`)."""
     params: list[nn.Parameter]
     """The trained parameters."""
     optimizer: torch.optim.Optimizer
     peak_lrs: list[float]
-    """Peak learning rate of each parameter group."""
+    """Peak learning rate of each parameter group of the optimizer."""
     scaler: torch.amp.GradScaler
     guard: Guard
     device: torch.device
@@ -60,21 +60,22 @@ class Learner:
     parts: LossParts
     shapes: BufferShapes
     buffers: LiveBuffers | None = None
-    """None in a single process, and for models without such buffers."""
+    """Policy for buffers that the loss changes. None in a single process, and for models without
+    such buffers."""
     ema: Ema | None = None
     local_sgd: LocalSgd | None = None
     compression: Compression | None = None
     grad_norm: Tensor | None = None
-    """Gradient norm of the newest update before clipping, on the device; only when clipping."""
+    """Gradient norm of the newest update before clipping, on the device. None without clipping."""
     trace: Trace = field(default_factory=Trace)
 
     def autocast(self) -> AbstractContextManager[object]:
-        """Return the context of the forward pass."""
+        """Return the autocast context of the forward pass."""
         return autocast(self.precision, self.device)
 
     @contextmanager
     def evaluated(self, *, averaged: bool) -> Iterator[None]:
-        """Return the context of an evaluation: with the averaged weights, if requested."""
+        """Return the context of an evaluation, which uses the averaged weights if configured."""
         with self.ema.applied() if self.ema and averaged else nullcontext():
             try:
                 yield
@@ -85,11 +86,11 @@ class Learner:
     def synchronize(self) -> list[str]:
         """Give all ranks the same weights, moments and averaged weights. Every rank must call it.
 
-        Only local SGD makes them differ. The averaged weights (EMA) are linear in the weights, so
-        their mean over the ranks may be computed here once instead of after each period.
+        Only local SGD makes the ranks differ. The averaged weights (EMA) are linear in the weights,
+        so one mean over the ranks at this point replaces a mean after each period.
 
         Returns:
-            Names of the buffers that became live since the last call (`LiveBuffers.synchronize`).
+            Names of the buffers that the loss has begun to change since the last call.
 
         Raises:
             InputError: If the loss has changed the shape of a buffer.
@@ -102,7 +103,7 @@ class Learner:
         return self.buffers.synchronize() if self.buffers else []
 
     def gradients(self) -> list[Tensor]:
-        """Return the gradients of all parameters that have one."""
+        """Return the gradients of all parameters that have a gradient."""
         return [grad for param in self.params if (grad := param.grad) is not None]
 
 
@@ -112,7 +113,7 @@ def build_learner(task: Task, config: RunConfig, ranks: Ranks, device: torch.dev
     Args:
         task: The result of `build`; its model is changed in place.
         config: The resolved config.
-        ranks: This process's place.
+        ranks: Rank of this process, and number of ranks.
         device: The device of this rank.
 
     Raises:
@@ -161,7 +162,7 @@ def _sum_scale(config: RunConfig, ranks: Ranks) -> float:
 
 
 def footprint(learner: Learner) -> Footprint:
-    """Return what the run holds for its model, before any split."""
+    """Return the memory that weights, gradients and optimizer state need before any sharding."""
     moments = MOMENTS
     if isinstance(learner.optimizer, torch.optim.SGD):
         moments = 1 if learner.optimizer.defaults["momentum"] else 0
@@ -186,7 +187,7 @@ def _optimizer(task: Task, params: list[nn.Parameter], config: RunConfig) -> tor
 
 
 def _equip(learner: Learner, config: RunConfig, world_size: int) -> None:
-    """Add buffers and moving average, and local SGD and compression if the config enables them."""
+    """Add buffer policy and moving average, and local SGD and compression if configured."""
     if world_size > 1:
         learner.buffers = LiveBuffers(learner.model, config.parallel.buffers) or None
     if config.ema.decay is not None:

@@ -6,7 +6,7 @@ from typing import Protocol
 from torch import Tensor
 
 _COMPILED = "_orig_mod."
-"""Level that torch.compile adds to the names inside a module that a task compiles itself."""
+"""Part that torch.compile adds to the names inside a module that a task compiles itself."""
 
 
 class NamedTensors(Protocol):
@@ -15,13 +15,13 @@ class NamedTensors(Protocol):
     def __iter__(self) -> Iterator[str]: ...
     def __len__(self) -> int: ...
     def items(self) -> Iterable[tuple[str, Tensor]]:
-        """Return names and tensors. For a stream every rank must iterate over all of them."""
+        """Return names and tensors. Every rank must iterate over all tensors of a stream."""
         ...
 
 
 def plain_name(name: str) -> str:
     """Return the name of a parameter or buffer as if no part of the model were compiled.
 
-    So a run can resume after its task has begun or ceased to compile a part of its model.
+    So a run can resume although its task compiles other parts of its model than before.
     """
     return name.replace(_COMPILED, "")

@@ -1,17 +1,17 @@
 """The state of a run in a checkpoint: the content of `state.json`.
 
-It holds what a resumed run needs besides tensors: the position, the loss scale, what decides the
-order of the samples, and which settings, code and data it had. The files with tensors and those of
-optimizer and task are described in `checkpoint.format`.
+The file contains all that a resumed run needs besides tensors: the position, the loss scale, the
+settings for the order of samples, and facts about config, code and data. `checkpoint.format`
+describes the other files.
 
-The keys are a format, which other releases of the trainer read and write:
+Other releases of the trainer read and write the same keys:
 
 - A newer release may add keys. An older release ignores them.
-- The checkpoint of an older release lacks keys that were added later. Each of these has a default
-  here, which says what its absence means.
-- No key is renamed, removed or given another type.
+- The checkpoint of an older release lacks keys that were added later. Each of these keys has a
+  default in this model for its absence.
+- No release may rename or remove a key, or change its type.
 
-A file that does not fit this model is one that no trainer writes. The checkpoint then counts as
+No trainer writes a file that does not fit this model, so a checkpoint with such a file counts as
 damaged (`checkpoint.contents`).
 """
 
@@ -20,16 +20,16 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 LARGEST_NUMBER = 1 << 53
-"""Largest step and attempt. JSON readers keep larger integers only approximately."""
+"""Maximum step and attempt number. JSON readers keep larger integers only approximately."""
 
 _SCALER = frozenset(
     {"scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_tracker"}
 )
-"""State of torch's `GradScaler`, which is empty if it is off."""
+"""State of torch's `GradScaler`, which is empty if the scaler is disabled."""
 
 
 class _Part(BaseModel):
-    """A JSON object that takes no value of a wrong type, and ignores unknown keys."""
+    """Base class of JSON objects that refuses wrong types and ignores unknown keys."""
 
     model_config = ConfigDict(
         frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
@@ -37,16 +37,16 @@ class _Part(BaseModel):
 
 
 class NonFiniteCounts(_Part):
-    """How often a run had gradients that were not finite."""
+    """Counts of updates with gradients that were not finite, and of rollbacks."""
 
     updates: int = 0
-    """Updates with such gradients."""
+    """Number of updates whose gradients were not finite."""
     rollbacks: int = 0
-    """Returns to the newest checkpoint because of them."""
+    """Number of rollbacks to the newest checkpoint because of gradients that were not finite."""
 
 
 class SavedOptimizer(_Part):
-    """The setting `optimizer` of the run that wrote a checkpoint."""
+    """Setting `optimizer` in the config of the run that wrote a checkpoint."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -54,9 +54,9 @@ class SavedOptimizer(_Part):
 
 
 class SavedConfig(_Part):
-    """The config of the run that wrote a checkpoint: what a resumed run reads of it, and the rest.
+    """The config of the run that wrote a checkpoint, with the fields that a resumed run reads.
 
-    It is no `RunConfig`, because other releases have other settings.
+    The class is not `RunConfig`, because other releases have other settings.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -69,9 +69,9 @@ class SavedState(_Part):
     """The state of a run after one update, as JSON."""
 
     step: int
-    """Updates done. The name of the checkpoint has the same number."""
+    """Number of completed updates. The name of the checkpoint contains the same number."""
     samples: int = Field(ge=0, le=LARGEST_NUMBER)
-    """Samples consumed, over all ranks and attempts."""
+    """Number of consumed samples, over all ranks and attempts."""
     seconds: float
     """Time of training in seconds, over all attempts."""
     epoch: int | None = None
@@ -79,20 +79,20 @@ class SavedState(_Part):
     data_size: int | None
     """Number of training samples. None for data without length."""
     order_version: int = 1
-    """Version of the order of the samples. The first one did not state it."""
+    """Version of the algorithm for the order of samples. The first version did not store it."""
     total_steps: int | None = None
-    """Updates of the whole run."""
+    """Number of updates of the whole run."""
     world_size: int = Field(ge=1)
     attempt: int | None = None
     """Number of the attempt that wrote the checkpoint."""
     scaler: dict[str, int | float]
-    """State of the loss scale, which is empty without one."""
+    """State of the loss scale, or empty without a loss scale."""
     compression_on: bool = False
-    """Whether updates compress their gradients, if the config asks for compression."""
+    """Whether updates compress their gradients, if the config enables compression."""
     optimizer: str | None = None
-    """Class of the optimizer. None in an older release, which stated only the setting."""
+    """Class of the optimizer. None from an older release, which stored only the setting."""
     live_buffers: list[str] | None = None
-    """Names of the buffers that the loss changes. None if they are not known."""
+    """Names of the buffers that the loss changes, or None if unknown."""
     nonfinite: NonFiniteCounts = NonFiniteCounts()
     task: str | None = None
     """Import path of the task."""

@@ -24,10 +24,10 @@ Name = Annotated[
 
 
 class ApiModel(BaseModel):
-    """Base class of all parts of a DDPJob.
+    """Base class of all models of a DDPJob.
 
-    JSON names are camelCase, unknown fields are rejected, and docstrings of attributes become
-    field descriptions.
+    JSON names are camelCase, unknown fields are rejected, and docstrings of attributes become field
+    descriptions.
     """
 
     model_config = ConfigDict(
@@ -39,7 +39,7 @@ class ApiModel(BaseModel):
 
 
 class StatusModel(ApiModel):
-    """Base class of all parts of the status.
+    """Base class of all models of the status.
 
     Unknown fields are ignored because another version of the operator may have written them.
     """

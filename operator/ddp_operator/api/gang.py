@@ -12,37 +12,37 @@ _Short = Annotated[PlainText, StringConstraints(max_length=1024)]
 
 
 class GangType(StrEnum):
-    """Scheduler that places the pods of a job together."""
+    """Scheduler that places all pods of a job together."""
 
     NONE = "None"
     """No gang: each pod is placed as soon as a Kubernetes node has room for it."""
     NATIVE = "Native"
     """Kubernetes' own gang scheduling, from 1.35 on."""
     COSCHEDULING = "Coscheduling"
-    """The plugin Coscheduling of kubernetes-sigs/scheduler-plugins."""
+    """The Coscheduling plugin of kubernetes-sigs/scheduler-plugins."""
     VOLCANO = "Volcano"
-    """Volcano."""
+    """The Volcano scheduler."""
 
 
 class Gang(ApiModel):
     """Gang scheduling of the worker pods: all of them get a Kubernetes node together, or none does."""  # noqa: E501
 
     type: GangType
-    """Scheduler that places the pods together: None, Native (Kubernetes 1.35 and later), Coscheduling (scheduler-plugins) or Volcano. The installation decides which of them jobs may use."""  # noqa: E501
+    """Scheduler that places the pods together: None, Native (Kubernetes 1.35 and later), Coscheduling (scheduler-plugins) or Volcano. The operator's settings list the types that jobs may use."""  # noqa: E501
     queue: Name | None = None
     """Name of the Volcano queue. The default is the queue in the operator's settings, or else Volcano's own default queue."""  # noqa: E501
 
 
 class GangStatus(StatusModel):
-    """Gang of the pods of the current attempt."""
+    """Gang to which the pods of the current attempt belong."""
 
     type: GangType
     """Scheduler that places the pods together: Native, Coscheduling or Volcano."""
     group: _Short
-    """Name of the group object in the job's namespace. A resumption or a changed spec takes a new group."""  # noqa: E501
+    """Name of the group object in the job's namespace. After a resumption or a change of the spec, the job uses a new group object."""  # noqa: E501
     size: int
-    """Number of pods that are placed together. Further ones of the group are placed as they fit."""
+    """Number of pods that must be placed together. Other pods of the group are placed when there is room."""  # noqa: E501
     api_version: _Short
     """API version of the group object."""
     queue: _Short | None = None
-    """Name of the queue."""
+    """Name of the Volcano queue."""

@@ -12,7 +12,7 @@ Steps = Annotated[int, Field(ge=0)]
 
 
 class Bucket(StrEnum):
-    """Bucket of the ledger. Each millisecond of a job's wall-clock time is in exactly one."""
+    """Bucket of the goodput ledger. Each millisecond of a job's wall-clock time is in exactly one bucket."""  # noqa: E501
 
     QUEUED = "queued"
     STARTING = "starting"
@@ -33,31 +33,31 @@ class Bucket(StrEnum):
 
 
 class CountedStatus(StatusModel):
-    """Part of the current attempt's training that the buckets contain already."""
+    """Part of the current attempt's training time that the buckets already contain."""
 
     step: Steps = 0
-    """Completed updates of the run up to which the updates are counted."""
+    """Number of completed updates of the run that the buckets already contain."""
     training_milliseconds: Milliseconds = 0
-    """Milliseconds of updates and evaluations that are counted, without the waits for data."""
+    """Milliseconds of updates and evaluations that the buckets already contain, without waits for data."""  # noqa: E501
     data_wait_milliseconds: Milliseconds = 0
-    """Milliseconds of waits for data that are counted."""
+    """Milliseconds of waits for data that the buckets already contain."""
     checkpoint_stall_milliseconds: Milliseconds = 0
-    """Milliseconds of checkpoints that are counted."""
+    """Milliseconds of stops for checkpoints that the buckets already contain."""
 
 
 class GoodputStatus(StatusModel):
-    """Ledger of the job's wall-clock time. The sum of all buckets is the time from metadata.creationTimestamp until the newest time that the operator has counted, at last completionTime. The operator counts time when it writes the status."""  # noqa: E501
+    """Ledger of the job's wall-clock time. Its buckets together hold the time from metadata.creationTimestamp until the newest update of the ledger, or until completionTime. The operator updates the ledger when it writes the status."""  # noqa: E501
 
     percent: Annotated[str, StringConstraints(max_length=16)] | None = None
-    """Share of the training bucket in all time except the suspended one, as text: 97.3%."""
+    """Training time as a share of all time in which the job was not suspended, as text: 97.3%."""
     queued_milliseconds: Milliseconds = 0
-    """Milliseconds until all pods of a first attempt had a Kubernetes node."""
+    """Milliseconds from the creation or a resumption of the job until all pods of its first attempt had a Kubernetes node."""  # noqa: E501
     starting_milliseconds: Milliseconds = 0
-    """Milliseconds from then until all ranks of a first attempt had joined."""
+    """Milliseconds from the placement of all pods of a first attempt until all its ranks had joined the process group."""  # noqa: E501
     restoring_milliseconds: Milliseconds = 0
-    """Milliseconds from the joining of all ranks until the first update of an attempt."""
+    """Milliseconds from the time at which all ranks had joined the process group until the first update of the attempt."""  # noqa: E501
     training_milliseconds: Milliseconds = 0
-    """Milliseconds of updates and evaluations, without the other buckets. It is all the time of training if the agents report no times."""  # noqa: E501
+    """Milliseconds of updates and evaluations that no other bucket contains. If the agents report no times, all milliseconds after the first update."""  # noqa: E501
     data_wait_milliseconds: Milliseconds = 0
     """Milliseconds in which global rank 0 waited for data."""
     checkpoint_stall_milliseconds: Milliseconds = 0
@@ -67,9 +67,9 @@ class GoodputStatus(StatusModel):
     hang_milliseconds: Milliseconds = 0
     """Milliseconds from the last progress of a hung attempt until its hang was confirmed."""
     recovering_milliseconds: Milliseconds = 0
-    """Milliseconds from a fault until all ranks of the next attempt had joined."""
+    """Milliseconds from a fault until all ranks of the next attempt had joined the process group."""  # noqa: E501
     exiting_milliseconds: Milliseconds = 0
-    """Milliseconds from the end of the work of all ranks until their exit, and until the completion of the job."""  # noqa: E501
+    """Milliseconds from the moment at which all ranks had finished their work until they had exited and the job was complete."""  # noqa: E501
     suspended_milliseconds: Milliseconds = 0
     """Milliseconds for which the job was suspended."""
     redone_steps: Steps = 0
@@ -77,7 +77,7 @@ class GoodputStatus(StatusModel):
     reached_step: Steps = 0
     """Highest number of completed updates that an ended attempt has reported."""
     counted: CountedStatus | None = None
-    """Part of the current attempt's training that the buckets contain already."""
+    """Part of the current attempt's training time that the buckets already contain."""
 
     def milliseconds(self, bucket: Bucket) -> int:
         """Return the milliseconds of one bucket."""

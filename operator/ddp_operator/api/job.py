@@ -28,7 +28,7 @@ _NEEDED_STATUS = frozenset(
         "conditions",
     )
 )
-"""Status fields without which the operator must not act: it would repeat or forget an attempt."""
+"""Status fields without which the operator must not act, because it would repeat or forget an attempt."""  # noqa: E501
 
 
 _FORMATS = {
@@ -38,15 +38,15 @@ _FORMATS = {
         "must be the name of a claim: lowercase letters, digits, '-' and '.'"
     ),
 }
-"""Requirements of fields, in words instead of their regular expression."""
+"""Formats of fields in words, which error messages use in place of regular expressions."""
 
 
 class InvalidJobError(ValueError):
-    """A DDPJob that breaks its schema or a rule. The message is one sentence for its author."""
+    """Error for a manifest that breaks the schema or a rule. The message is one sentence for its author."""  # noqa: E501
 
 
 class UnreadableStatusError(InvalidJobError):
-    """A status from which the operator cannot continue, written by a newer operator."""
+    """Error for a status that a newer operator wrote and from which this operator cannot continue."""  # noqa: E501
 
 
 class Metadata(BaseModel):
@@ -88,7 +88,7 @@ class DDPJob(BaseModel):
     def nodes(self) -> int:
         """Return the number of nodes that should train in the current attempt, or in the first one.
 
-        An elastic job may train with fewer: see `members`.
+        An elastic job may train with fewer nodes: see `members`.
         """
         if self.status.pods is None or self.spec.elastic is not None:
             return self.spec.nodes
@@ -103,7 +103,7 @@ class DDPJob(BaseModel):
     def members(self) -> tuple[int, ...]:
         """Return the nodes that train in the current attempt, in the order of their ranks.
 
-        An older operator does not record them. All of its nodes train.
+        An older operator does not record members. Then all nodes train.
         """
         if self.status.members is None:
             return tuple(range(self.nodes))
@@ -113,8 +113,8 @@ class DDPJob(BaseModel):
     def order(self) -> Order:
         """Return the order of the current attempt.
 
-        It names the members only if the job may train without some of its nodes, so that pods of
-        other jobs may have an agent of an earlier release.
+        The order names the members only if the job may train without some of its nodes, because
+        agents of earlier releases accept no members.
         """
         status = self.status
         if not self.spec.may_leave_nodes_out:
@@ -168,10 +168,10 @@ def parse_job(manifest: Mapping[str, Any]) -> DDPJob:
 
 
 def _parse_status(given: Mapping[str, Any]) -> tuple[DDPJobStatus, tuple[str, ...]]:
-    """Return the status without the fields that this version cannot read, and their names.
+    """Return the readable part of the status, and the names of the unreadable fields.
 
     Raises:
-        UnreadableStatusError: A field is unreadable on which the attempts and their budgets depend.
+        UnreadableStatusError: The operator cannot read a field that it needs to count attempts.
     """
     kept, unread = dict(given), list[str]()
     while True:

@@ -14,7 +14,7 @@ RESIZED = "Resized"
 
 
 def _checked_ranges(text: str) -> str:
-    """Return the text of a set of nodes.
+    """Return the text of a set of node indices after a check of its ranges.
 
     Raises:
         ValueError: A range ends before it begins.
@@ -30,7 +30,7 @@ NodeRanges = Annotated[
         pattern=r"^[0-9]{1,4}(-[0-9]{1,4})?(,[0-9]{1,4}(-[0-9]{1,4})?)*$", max_length=32768
     ),
 ]
-"""Set of nodes as text, for example 0-2,7."""
+"""Set of node indices as text, for example 0-2,7."""
 
 
 class ResizeStatus(StatusModel):
@@ -39,7 +39,7 @@ class ResizeStatus(StatusModel):
     attempt: int
     """Number of the attempt that the change started."""
     from_nodes: int
-    """Number of nodes that trained before."""
+    """Number of nodes that trained before the change."""
     to_nodes: int
     """Number of nodes of the new attempt."""
     message: Annotated[PlainText, StringConstraints(max_length=1024)] = ""
@@ -49,15 +49,15 @@ class ResizeStatus(StatusModel):
     step: int | None = None
     """Completed updates at the time of the decision."""
     milliseconds: Annotated[int, Field(ge=0)] | None = None
-    """Milliseconds from the decision until every rank had completed its first update. Absent until then."""  # noqa: E501
+    """Milliseconds from the decision until every rank had completed its first update in the new size. Absent until then."""  # noqa: E501
     repeated_updates: Annotated[int, Field(ge=0)] | None = None
-    """Number of updates that the ranks did again, because they were not in the checkpoint. Absent until they are known."""  # noqa: E501
+    """Number of updates that the ranks repeated because no checkpoint contained them. Absent until the number is known."""  # noqa: E501
 
 
 class DepartureStatus(StatusModel):
-    """Loss of a member on a Kubernetes node."""
+    """Loss of a member: the Kubernetes node on which its pod ran, and the time."""
 
     node: Annotated[PlainText, StringConstraints(max_length=253)]
     """Name of the Kubernetes node."""
     time: datetime
-    """Time at which the operator saw that the member had left."""
+    """Time at which the operator saw that the pod of the member was lost."""

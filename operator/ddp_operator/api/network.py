@@ -18,7 +18,7 @@ class NcclDebug(StrEnum):
 
 
 class NetworkProfile(StrEnum):
-    """Kind of network for which NCCL is configured."""
+    """Type of network for which NCCL is configured."""
 
     ETHERNET = "Ethernet"
     INFINIBAND = "InfiniBand"
@@ -48,7 +48,7 @@ class Network(ApiModel):
     ) = None
     """Network interface that NCCL and gloo use, for example eth0."""
     profile: NetworkProfile | None = None
-    """Kind of network: Ethernet, InfiniBand, RoCE, AwsEfa or GcpTcpx. It sets the environment variables that the vendor documents for it. The other fields of network and a variable of the same name in spec.env take precedence. Without it, NCCL chooses the network."""  # noqa: E501
+    """Type of network: Ethernet, InfiniBand, RoCE, AwsEfa or GcpTcpx. The operator sets the environment variables that the vendor documents for this type. The other fields of network and a variable of the same name in spec.env take precedence. Without a profile, NCCL chooses the network."""  # noqa: E501
     nccl_debug: NcclDebug | None = None
     """Level of NCCL messages in the log: Version, Warn, Info or Trace."""
     rdma: Rdma | None = None

@@ -1,4 +1,4 @@
-"""Define the podTemplate policies: how much of a pod the authors of jobs may set.
+"""Define the podTemplate policies, which limit the pod fields that a job may set.
 
 Each rule has one form in CEL, for the chart's ValidatingAdmissionPolicy, and one in Python, for the
 operator. A test sends the same jobs to both and fails when they disagree.
@@ -13,14 +13,14 @@ from ddp_operator.api.spec import DDPJobSpec
 
 
 class PodTemplatePolicy(StrEnum):
-    """How much of a worker pod a job may set."""
+    """Policy that limits the pod fields that a job may set in its podTemplate."""
 
     FULL = "full"
-    """Everything, which is as much power as the creation of any pod."""
+    """A job may set every field, which grants as much power as the right to create pods."""
     SCHEDULING = "scheduling"
-    """Metadata, placement, and containers without privileges."""
+    """A job may set metadata, placement, and containers without privileges."""
     OFF = "off"
-    """No podTemplate at all."""
+    """A job may not have a podTemplate."""
 
 
 POD_FIELDS = (
@@ -60,10 +60,9 @@ ANNOTATIONS = (
     "prometheus.io/*",
     "scheduling.k8s.io/group-name",
 )
-"""Annotations that a job may set by default, see `allows_annotation`. Other ones may give a pod
-another network, address or runtime, or the files of another program."""
+"""Annotations that a job may set by default, see `allows_annotation`. Other annotations may give a pod another network, address or runtime, or the files of another program."""  # noqa: E501
 SYSTEM_PRIORITY_PREFIX = "system-"
-"""Prefix of the PriorityClasses of Kubernetes itself."""
+"""Prefix that Kubernetes reserves for its own PriorityClasses."""
 _SPEC = "spec.podTemplate.spec"
 _CONTAINERS = ("containers", "initContainers")
 _FORBIDDEN = "must not be set"
@@ -114,7 +113,7 @@ CONTEXTS: Contexts = {
         _is_default_profile,
     ),
 }
-"""Values that a security context may have: the requirement, and its forms in CEL and Python."""
+"""Permitted values in a security context: the requirement in words, in CEL and in Python."""
 
 
 @dataclass(frozen=True)
@@ -124,15 +123,15 @@ class Overlay:
     given: bool
     """Whether the job has a podTemplate."""
     fields: Mapping[str, Any]
-    """The overlay on the pod spec."""
+    """The partial pod spec in the podTemplate."""
     annotations: Iterable[str]
     allowed_annotations: Sequence[str]
-    """Annotations that the installation allows, see `allows_annotation`."""
+    """Annotations that the operator's settings allow, see `allows_annotation`."""
     priorities: Mapping[str, str]
-    """Names of PriorityClasses, by the field that names them."""
+    """Names of the PriorityClasses that the job uses, by the spec field that names them."""
     containers: Sequence[Mapping[str, Any]]
     contexts: Sequence[Mapping[str, Any]]
-    """Security contexts of the containers."""
+    """Security contexts of the containers in the podTemplate."""
 
 
 VARIABLES = {
@@ -142,21 +141,21 @@ VARIABLES = {
     " + variables.spec.?initContainers.orValue([])",
     "contexts": "variables.containers.filter(c, 'securityContext' in c).map(c, c.securityContext)",
 }
-"""CEL variables that the rules use, in their order."""
+"""CEL variables that the rules use. Each may use those before it."""
 
 
 @dataclass(frozen=True)
 class PodRule:
-    """One limit on the pods of a job."""
+    """One rule that limits the pods of a job."""
 
     requirement: str
-    """What must hold for the field."""
+    """Requirement on the field, in words."""
     cel: str
-    """CEL expression that is true when the rule holds."""
+    """CEL expression that is true when the job obeys the rule."""
     cel_field: str
-    """CEL expression that returns the name of the broken field."""
+    """CEL expression that returns the name of the field that breaks the rule."""
     broken: Callable[[Overlay], str | None]
-    """Return the name of the broken field, or None when the rule holds."""
+    """Return the name of the field that breaks the rule, or None when the job obeys it."""
 
     def rest(self, policy: PodTemplatePolicy) -> str:
         """Return the part of the error message that follows the name of the field."""
@@ -169,7 +168,7 @@ def _first_other(maps: Iterable[Iterable[str]], allowed: Sequence[str]) -> str |
 
 
 def _keys_rule(source: str, field: str, allowed: Sequence[str]) -> PodRule:
-    """Return the rule that the maps of a CEL variable have no other keys than these."""
+    """Return a rule that permits only the given keys in the maps of a CEL variable."""
     other = "!(f in [" + ", ".join(f"'{key}'" for key in allowed) + "])"
     broken_map = f"{source}.filter(m, m.exists(f, {other}))[0]"
 
@@ -187,7 +186,7 @@ def _keys_rule(source: str, field: str, allowed: Sequence[str]) -> PodRule:
 
 
 def _context_rule(key: str, requirement: str, cel: str, holds: Callable[[Any], bool]) -> PodRule:
-    """Return the rule for one value of the security contexts."""
+    """Return a rule that permits only certain values for one field of the security contexts."""
     field = f"{_SPEC}.containers.securityContext.{key}"
 
     def broken(overlay: Overlay) -> str | None:
@@ -206,10 +205,11 @@ def _host_port(overlay: Overlay) -> str | None:
 def allows_annotation(allowed: Sequence[str], key: str) -> bool:
     """Return whether a job may set an annotation.
 
-    A name without `.` and `/` is private to the user. CRI-O and Kata obey names without `/`.
+    A name without `.` and `/` has meaning only for the user. CRI-O and Kata obey some names without
+    `/`.
 
     Args:
-        allowed: Names of annotations, and beginnings of names that end with `*`.
+        allowed: Names of annotations, or prefixes of names, each followed by `*`.
         key: Name of the annotation.
     """
     private = "/" not in key and "." not in key
@@ -230,8 +230,7 @@ FOREIGN_ANNOTATION = (
     "(k.contains('/') || k.contains('.')) && !(k in __ANNOTATION_NAMES__)"
     " && !__ANNOTATION_PREFIXES__.exists(p, k.startsWith(p))"
 )
-"""CEL expression that is true for an annotation `k` that a job may not set. The chart fills in the
-names and the beginnings of names."""
+"""CEL expression that is true for an annotation `k` that a job may not set. The chart fills in the allowed names and prefixes."""  # noqa: E501
 _PRIORITY = f".orValue('').startsWith('{SYSTEM_PRIORITY_PREFIX}')"
 
 _SYSTEM_PRIORITY = PodRule(
@@ -281,13 +280,13 @@ RULES: Mapping[PodTemplatePolicy, tuple[PodRule, ...]] = {
         _SYSTEM_PRIORITY,
     ),
 }
-"""Rules of each policy, in the order of their check."""
+"""Rules of each policy, in the order in which they are checked."""
 
 
 def forbidden_field(
     spec: DDPJobSpec, policy: PodTemplatePolicy, annotations: Sequence[str] = ANNOTATIONS
 ) -> str | None:
-    """Return one sentence about the first field that a policy forbids, or None.
+    """Return an error message about the first field that a policy forbids, or None.
 
     Args:
         spec: Spec of the job.
@@ -308,10 +307,11 @@ def forbidden_field(
 
 
 def _overlay_of(spec: DDPJobSpec, annotations: Sequence[str]) -> Overlay:
-    """Return the limited parts of a job.
+    """Return the parts of a job that a podTemplate policy limits.
 
     Raises:
-        TypeError: A part of the overlay has another type than in a pod spec.
+        TypeError: A field of the podTemplate does not have the type of the same field in a pod
+            spec.
     """
     template = spec.pod_template
     fields = (template.spec if template is not None else None) or {}
@@ -340,7 +340,7 @@ def _overlay_of(spec: DDPJobSpec, annotations: Sequence[str]) -> Overlay:
 
 
 def _maps(given: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
-    """Return a list of objects, which is empty where the key is missing.
+    """Return the list of objects at a key, or an empty list if the key is missing.
 
     Raises:
         TypeError: The value is not a list of objects.

@@ -9,11 +9,11 @@ from ddp_operator.api.base import StatusModel
 from ddp_wire.plain_text import PlainText
 
 _OLD_ORDERED_NAME = "toldMilliseconds"
-"""Old JSON name of orderedMilliseconds. The next release drops it."""
+"""Former JSON name of orderedMilliseconds, which the next release drops."""
 
 
 def _add_old_name(schema: dict[str, Any]) -> None:
-    """Add the old name of orderedMilliseconds to a JSON schema."""
+    """Add the former name of orderedMilliseconds to a JSON schema."""
     schema["properties"][_OLD_ORDERED_NAME] = {
         "type": "integer",
         "description": "Old name of orderedMilliseconds. The operator only reads it.",
@@ -21,7 +21,7 @@ def _add_old_name(schema: dict[str, Any]) -> None:
 
 
 class RecoveryStatus(StatusModel):
-    """Trace of one recovery. Milliseconds count from the fault until the last node has finished a part. The times come from the clocks of several Kubernetes nodes."""  # noqa: E501
+    """Timeline of one recovery. Each value is the milliseconds from the fault until the last node had finished a step of the recovery. The times come from the clocks of several Kubernetes nodes."""  # noqa: E501
 
     # The API server prunes fields that the CRD lacks, so the CRD keeps the old name too.
     model_config = ConfigDict(json_schema_extra=_add_old_name)
@@ -33,9 +33,9 @@ class RecoveryStatus(StatusModel):
     time: datetime
     """Time of the fault, by the clock of the component that reported it."""
     summary: Annotated[PlainText, StringConstraints(max_length=1024)] | None = None
-    """Trace as text for people: 1.3 s: decided 0.10, ordered 0.15 … first step 1.30. Absent during the recovery."""  # noqa: E501
+    """Timeline as text for people: 1.3 s: decided 0.10, ordered 0.15 … first step 1.30. Absent during the recovery."""  # noqa: E501
     noticed_milliseconds: int | None = None
-    """Milliseconds from the fault until an agent detected the failure of a rank. Absent after the loss of a pod, because the API server reports that."""  # noqa: E501
+    """Milliseconds from the fault until an agent detected the failure of a rank. Absent after the loss of a pod, which the API server reports instead of an agent."""  # noqa: E501
     decided_milliseconds: int = 0
     """Milliseconds from the fault until the operator decided on the next attempt."""
     ordered_milliseconds: int | None = Field(

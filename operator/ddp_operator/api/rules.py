@@ -31,14 +31,14 @@ _Text = Callable[[DDPJobSpec], str | None]
 
 @dataclass(frozen=True)
 class Rule:
-    """One rule on the spec."""
+    """One rule between fields of the spec."""
 
     cel: str
     """CEL expression over `self`, the spec. It is true when the rule holds."""
     message: str
     """Error message for the author of a job that breaks the rule."""
     holds: Callable[[DDPJobSpec], bool]
-    """The same check in Python."""
+    """Python function that returns whether the spec obeys the rule."""
 
 
 NAME_RULE_CEL = (
@@ -63,7 +63,7 @@ MANAGED_BY_RULE_MESSAGE = (
 
 
 def _reserved(field: str) -> Rule:
-    """Return the rule that the overlay on the pods does not set a field."""
+    """Return a rule that forbids a field in the spec of the podTemplate."""
 
     def holds(spec: DDPJobSpec) -> bool:
         overlay = spec.pod_template.spec if spec.pod_template is not None else None
@@ -78,11 +78,11 @@ def _reserved(field: str) -> Rule:
 
 
 def _label_rule(field: str, place: str, form: str, must: str, value: _Text) -> Rule:
-    """Return the rule that a text is the key or the value of a label.
+    """Return a rule that a field has the format of a label key or a label value.
 
     Args:
         field: Name of the field, in the spec.
-        place: Field of the spec without which the text is missing.
+        place: Parent field in the spec; the rule applies only if it is set.
         form: Regular expression of the whole text.
         must: Requirement, in words.
         value: Returns the text, or None.
@@ -136,7 +136,7 @@ PLACEMENT_RULES: tuple[Rule, ...] = (
 
 
 def _own_group(kind: str, key: str) -> Rule:
-    """Return the rule that a job with a gang does not name another group for its pods."""
+    """Return a rule that forbids a job with a gang to name another group for its pods."""
 
     def holds(spec: DDPJobSpec) -> bool:
         template = spec.pod_template

@@ -1,6 +1,6 @@
-"""Check that what a job passes to its processes fits into their environment.
+"""Check that each environment variable of a job's processes has a permitted size.
 
-Linux starts no program with a longer variable, and CEL cannot measure a `config`.
+Linux cannot start a program with a longer variable, and CEL cannot compute the size of a `config`.
 """
 
 import json
@@ -25,7 +25,7 @@ def command_text(spec: DDPJobSpec) -> str:
 
 
 def oversize(spec: DDPJobSpec) -> str | None:
-    """Return one sentence about the first value with which no process can start, or None."""
+    """Return an error message about the first variable that is too long for any process, or None."""  # noqa: E501
     variables = [
         ("spec.config", Env.CONFIG, config_text(spec)),
         ("spec: command and args", Env.COMMAND, command_text(spec)),
@@ -43,7 +43,7 @@ def oversize(spec: DDPJobSpec) -> str | None:
 
 
 def _of_overlay(spec: DDPJobSpec) -> Iterator[tuple[str, str, str]]:
-    """Yield the variables of the podTemplate. The API server reports values of a wrong type."""
+    """Yield the variables of the podTemplate. Skip values of a wrong type, which the API server rejects."""  # noqa: E501
     overlay = (spec.pod_template and spec.pod_template.spec) or {}
     for kind in ("initContainers", "containers"):
         for container in _objects(overlay.get(kind)):

@@ -27,14 +27,14 @@ Count = Annotated[StrictInt, Field(ge=1, le=1_000_000)]
 VolumeName = Annotated[str, StringConstraints(pattern=rf"^{LABEL}$", max_length=63)]
 """Name of a volume in a pod, a DNS label."""
 _CONTROLLER = rf"^{LABEL}(\.{LABEL})*/[A-Za-z0-9/._~%!\$&'()*+,;=:-]+$"
-"""Name of a controller: a domain and a path, as the API server demands of a batch/v1 Job."""
+"""Regular expression of a controller's name: a domain and a path, as in a batch/v1 Job."""
 Text = Annotated[str, StringConstraints(max_length=4096)]
 RawObject = Annotated[
     dict[str, JsonValue], Field(json_schema_extra={"x-kubernetes-preserve-unknown-fields": True})
 ]
-"""An object that the operator passes on without validation."""
+"""Kubernetes object that the operator copies into the pods without validation."""
 RESERVED_POD_FIELDS = ("hostname", "restartPolicy", "subdomain")
-"""Fields of a pod on which restarts and the rendezvous depend. No overlay may set them."""
+"""Pod fields on which restarts and the rendezvous depend. No podTemplate may set them."""
 PodOverlay = Annotated[
     dict[str, JsonValue],
     Field(
@@ -48,7 +48,7 @@ PodOverlay = Annotated[
         }
     ),
 ]
-"""Partial pod spec. The operator merges it into the generated one."""
+"""Partial pod spec that the operator merges into the generated pod spec."""
 _QUANTITY = (
     r"^(\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))"
     r"(([KMGTPE]i)|[numkMGTPE]|([eE](\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))))?$"
@@ -69,7 +69,7 @@ class ImagePullPolicy(StrEnum):
 
 
 class CleanPodPolicy(StrEnum):
-    """Handling of the pods of a finished job."""
+    """Rule for the pods of a finished job: keep or delete them."""
 
     NONE = "None"
     ALL = "All"
@@ -124,7 +124,7 @@ class VolumeMount(ApiModel):
 
 
 class CheckpointSpec(ApiModel):
-    """Location and interval of the checkpoints. Without it, each new attempt starts from the beginning."""  # noqa: E501
+    """Location and interval of the checkpoints. Without checkpoints, each new attempt starts from the beginning."""  # noqa: E501
 
     claim_name: Name
     """PersistentVolumeClaim in the job's namespace that stores the checkpoints. All worker pods mount it, so it needs the access mode ReadWriteMany."""  # noqa: E501
@@ -138,7 +138,7 @@ class CheckpointSpec(ApiModel):
         ]
         | None
     ) = None
-    """Directory of the run inside the claim. The default is unique: NAME-UID of the job. A later job with the same path continues the run of an earlier one. It waits until the earlier one has ended."""  # noqa: E501
+    """Directory of the run inside the claim. The default is unique: NAME-UID of the job. A later job with the same path continues the run of an earlier one. The later job waits until the earlier one has ended."""  # noqa: E501
     every_steps: Count | None = None
     """Number of updates (optimizer steps) between two checkpoints, 1 to 1,000,000. Without everySteps and everySeconds, the bundled loop saves after each epoch and at least every five minutes."""  # noqa: E501
     every_seconds: Seconds | None = None
@@ -146,28 +146,28 @@ class CheckpointSpec(ApiModel):
     keep: Annotated[StrictInt, Field(ge=1, le=1000)] = 3
     """Number of newest checkpoints to keep, 1 to 1000. Older ones are deleted."""
     start_over: StrictBool = False
-    """Train from the beginning if checkpoints exist but none of them is usable. They are moved to a folder set-aside-N of the run's directory. Otherwise the job fails."""  # noqa: E501
+    """Train from the beginning if checkpoints exist but none of them is usable. The unusable checkpoints are moved to the folder set-aside-N in the run's directory. If false, the job fails instead."""  # noqa: E501
 
 
 class Hang(ApiModel):
-    """Limits after which an attempt counts as hung: no rank makes progress. Then the operator names the rank for which the others wait, and starts a new attempt."""  # noqa: E501
+    """Limits after which an attempt in which no rank makes progress counts as hung. Then the operator names the rank for which the others wait, and starts a new attempt."""  # noqa: E501
 
     detect: StrictBool = True
-    """Detect hangs. Only a task, or a command that writes heartbeats, shows its progress."""
+    """Detect hangs. A task always reports its progress; a command must write heartbeats."""
     step_seconds: Seconds = HANG_STEP_SECONDS
-    """Seconds without progress within an update, 1 to 31,536,000 (one year). Three times the 99th percentile of the duration of an update counts if that is longer."""  # noqa: E501
+    """Seconds without progress within an update, 1 to 31,536,000 (one year). If three times the 99th percentile of the update time is longer, that is the limit."""  # noqa: E501
     start_seconds: Seconds = HANG_START_SECONDS
-    """Seconds from the start of an attempt to the end of its first update, which may compile, 1 to 31,536,000 (one year)."""  # noqa: E501
+    """Seconds from the start of an attempt to the end of its first update, 1 to 31,536,000 (one year). The first update may include compilation."""  # noqa: E501
     evaluation_seconds: Seconds = HANG_EVALUATION_SECONDS
-    """Seconds for one batch of an evaluation, 1 to 31,536,000 (one year)."""
+    """Maximum seconds without progress in one batch of an evaluation, 1 to 31,536,000 (one year)."""  # noqa: E501
     checkpoint_seconds: Seconds = HANG_CHECKPOINT_SECONDS
-    """Seconds for one checkpoint, 1 to 31,536,000 (one year)."""
+    """Maximum seconds for one checkpoint, 1 to 31,536,000 (one year)."""
     data_seconds: Seconds = HANG_DATA_SECONDS
-    """Seconds for which the rank that the others wait for may wait for its data, 1 to 31,536,000 (one year). Storage may fail over or retry."""  # noqa: E501
+    """Maximum seconds that a rank may wait for its data while the other ranks wait for it, 1 to 31,536,000 (one year). Storage needs this time for retries and failover."""  # noqa: E501
     hook_seconds: Seconds = HANG_HOOK_SECONDS
-    """Seconds for one call of the task's after_update, 1 to 31,536,000 (one year)."""
+    """Maximum seconds for one call of the task's after_update, 1 to 31,536,000 (one year)."""
     exit_seconds: Seconds = HANG_EXIT_SECONDS
-    """Seconds in which a rank must exit after its work is done and saved, 1 to 31,536,000 (one year). Then the agent kills it, an Event names it, and its work counts. For a command, the work of a rank is done when another rank has exited with code 0 and it uses no CPU any more."""  # noqa: E501
+    """Maximum seconds from the end of a rank's work to its exit, 1 to 31,536,000 (one year). After this time the agent kills the rank, an Event names the rank, and the work still counts. A rank of a command has ended its work when another rank has exited with code 0 and it uses no CPU."""  # noqa: E501
 
 
 class PodTemplateMetadata(ApiModel):
@@ -196,7 +196,7 @@ class DDPJobSpec(ApiModel):
     nodes: Annotated[StrictInt, Field(ge=1, le=9999)] = 1
     """Number of worker pods, 1 to 9999. A change starts a new attempt of the new size from the newest checkpoint."""  # noqa: E501
     elastic: Elastic | None = None
-    """Limits between which the job may change its size. Without it, the job waits until it has all its nodes."""  # noqa: E501
+    """Limits between which the job may change its size. Without limits, the job waits until it has all its nodes."""  # noqa: E501
     spares: Annotated[StrictInt, Field(ge=0, le=1000)] = 0
     """Number of further pods that wait with torch imported, 0 to 1000. One of them takes the place of a lost node at once. A spare holds its GPUs."""  # noqa: E501
     spare_priority_class_name: Name | None = None
@@ -247,7 +247,7 @@ class DDPJobSpec(ApiModel):
     resources: Resources | None = None
     """Compute resources of each worker pod, except GPUs."""
     shared_memory: Quantity | None = None
-    """Size limit of /dev/shm, a quantity as text or a number of bytes, for example 16Gi. What is stored there counts as memory of the pod. The default is the limit in the operator's settings. Without one, the limit is that of the pod's memory."""  # noqa: E501
+    """Size limit of /dev/shm, a quantity as text or a number of bytes, for example 16Gi. Its content counts as memory of the pod. The default is the limit in the operator's settings. Without one, the limit is that of the pod's memory."""  # noqa: E501
     volumes: (
         Annotated[
             list[Volume],
@@ -274,29 +274,29 @@ class DDPJobSpec(ApiModel):
     tolerations: Annotated[list[RawObject], Field(max_length=64)] | None = None
     """Taints of Kubernetes nodes that the worker pods tolerate, as in a pod."""
     topology: Topology | None = None
-    """Domain of Kubernetes nodes into which all worker pods are packed, for example one rack or zone."""  # noqa: E501
+    """Packing of all worker pods into one domain of Kubernetes nodes, for example one rack or zone."""  # noqa: E501
     gpu_product: Annotated[str, StringConstraints(min_length=1, max_length=63)] | None = None
-    """Product of the GPUs of all worker pods, as in the label nvidia.com/gpu.product of Kubernetes nodes. An example is NVIDIA-H100-80GB-HBM3. The operator's settings may name another label. The job waits while no such node has room."""  # noqa: E501
+    """GPU model for all worker pods, for example NVIDIA-H100-80GB-HBM3: a value of the label nvidia.com/gpu.product of Kubernetes nodes. The operator's settings may name another label. The job waits while no node with this model has room."""  # noqa: E501
     exclusive_nodes: StrictBool = False
-    """Share no Kubernetes node: not with other pods of this job, and not with pods of other DDPJobs in any namespace. The job waits while too few nodes are free."""  # noqa: E501
+    """Place each worker pod on a Kubernetes node that runs no other pod of any DDPJob in any namespace. The job waits while too few nodes are free."""  # noqa: E501
     priority_class_name: Name | None = None
     """Name of the PriorityClass of the worker pods."""
     gang: Gang | None = None
-    """Gang scheduling: all worker pods get a Kubernetes node together, or none does. The default is that of the installation."""  # noqa: E501
+    """Gang scheduling: all worker pods get a Kubernetes node together, or none does. The default is the gang type in the operator's settings."""  # noqa: E501
     network: Network | None = None
     """Network settings of the ranks."""
 
     checkpoint: CheckpointSpec | None = None
-    """Location and interval of the checkpoints. Without it, each new attempt starts from the beginning."""  # noqa: E501
+    """Location and interval of the checkpoints. Without checkpoints, each new attempt starts from the beginning."""  # noqa: E501
     hang: Hang | None = None
-    """Limits after which an attempt counts as hung: no rank makes progress."""
+    """Limits after which an attempt in which no rank makes progress counts as hung."""
     standby: StrictBool | None = None
-    """Fork each attempt from a process that has already imported torch, so that a restart takes one or two seconds. The default is true. A command that is not a Python script always starts without it, and so does a pod whose forked processes cannot use its GPUs."""  # noqa: E501
+    """Fork each attempt from a process that has already imported torch, so that a restart takes one or two seconds. The default is true. A command that is not a Python script always starts without this process, and so does a pod whose GPUs do not work in forked processes."""  # noqa: E501
 
     managed_by: (
         Annotated[str, StringConstraints(pattern=_CONTROLLER, min_length=1, max_length=63)] | None
     ) = None
-    """Controller that manages the job, as in a batch/v1 Job: this operator (ddp-trainer.dev/operator, the default) or another one. This operator leaves a job of another one alone. The field cannot be changed."""  # noqa: E501
+    """Controller that manages the job, as in a batch/v1 Job: this operator (ddp-trainer.dev/operator, the default) or another controller. This operator ignores a job of another controller. The field cannot be changed."""  # noqa: E501
     suspend: StrictBool = False
     """Stop the run and release its resources. After a change back to false, the run continues from the newest checkpoint."""  # noqa: E501
     max_restarts: Annotated[StrictInt, Field(ge=0, le=10000)] = 3
@@ -306,23 +306,23 @@ class DDPJobSpec(ApiModel):
     max_infrastructure_restarts: Annotated[StrictInt, Field(ge=0, le=10000)] = 50
     """Maximum number of restarts after losses of pods, Kubernetes nodes or volumes, 0 to 10,000. One more loss fails the job."""  # noqa: E501
     startup_deadline_seconds: Seconds | None = None
-    """Seconds that each attempt may take until all its ranks are in the process group, 1 to 31,536,000 (one year). A longer start fails the job. The time in which a scheduling gate, a queue or a quota holds its pods does not count, but the wait for a Kubernetes node with room does."""  # noqa: E501
+    """Seconds that each attempt may take until all its ranks are in the process group, 1 to 31,536,000 (one year). A longer start fails the job. Time while a scheduling gate, a queue or a quota holds the pods does not count. Time while the pods wait for a Kubernetes node with room counts."""  # noqa: E501
     active_deadline_seconds: Seconds | None = None
-    """Seconds that the job may run, from its start or its last resumption, 1 to 31,536,000 (one year). A longer run fails the job. The time in which a scheduling gate, a queue or a quota holds its pods does not count."""  # noqa: E501
+    """Seconds that the job may run, from its start or its last resumption, 1 to 31,536,000 (one year). A longer run fails the job. Time while a scheduling gate, a queue or a quota holds the pods does not count."""  # noqa: E501
     ttl_seconds_after_finished: Annotated[StrictInt, Field(ge=0, le=31_536_000)] | None = None
-    """Seconds after which the operator deletes a finished job, 0 to 31,536,000 (one year). Without it, the job stays."""  # noqa: E501
+    """Seconds after which the operator deletes a finished job, 0 to 31,536,000 (one year). Without a value, the job is kept."""  # noqa: E501
     clean_pod_policy: CleanPodPolicy = CleanPodPolicy.NONE
-    """Handling of the pods of a finished job. None ends the pods and keeps them for their logs; All deletes them."""  # noqa: E501
+    """Rule for the pods of a finished job. None ends the pods and keeps them for their logs; All deletes them."""  # noqa: E501
 
     @cached_property
     def shaping_hash(self) -> str:
-        """Return a 16-digit hash of the fields that shape the pods, see `pod_shaping`."""
+        """Return a 16-digit hash of the spec fields that affect the pods, see `pod_shaping`."""
         text = json.dumps(pod_shaping(self), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @property
     def may_leave_nodes_out(self) -> bool:
-        """Return whether an attempt may have fewer members than the job has pods."""
+        """Return whether some nodes of the job may be left out of an attempt."""
         return self.elastic is not None or self.spares > 0
 
     @property
@@ -350,7 +350,7 @@ _NOT_POD_SHAPING = {
 
 
 def pod_shaping(spec: DDPJobSpec) -> dict[str, Any]:
-    """Return the spec fields that shape the pods, without fields at their default.
+    """Return the spec fields that affect the pods, without fields at their default.
 
     The result depends only on the user's input. Therefore running jobs keep their pods when a new
     version of the operator builds pods differently.

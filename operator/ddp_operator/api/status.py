@@ -29,21 +29,21 @@ class ConditionType(StrEnum):
     SUCCEEDED = "Succeeded"
     """Unknown while the job is active, True when it completed, False when it failed."""
     PODS_READY = "PodsReady"
-    """All pods of the job are ready: their ranks are training."""
+    """All pods of the job are ready because their ranks are training."""
     RENDEZVOUSED = "Rendezvoused"
     """All ranks of the current attempt have joined one process group."""
     CHECKPOINTED = "Checkpointed"
     """At least one checkpoint has been committed."""
     GANG_SCHEDULED = "GangScheduled"
-    """The pods of a job with a gang have been placed together."""
+    """The gang scheduler has placed the pods of the job together."""
     SUSPENDED = "Suspended"
     """spec.suspend has stopped the run, and its pods are deleted."""
     COMPLETE = "Complete"
-    """The job completed, as of a batch/v1 Job. Present at the end only."""
+    """The job completed, in the format of a batch/v1 Job. Present only after the end of the job."""
     FAILED = "Failed"
-    """The job failed for good, as of a batch/v1 Job. Present at the end only."""
+    """The job failed for good, in the format of a batch/v1 Job. Present only after the end of the job."""  # noqa: E501
     STALLED = "Stalled"
-    """The same as Failed, under the name that kstatus knows. Present at the end only."""
+    """The job failed for good, under the condition name that kstatus reads. Present only after the end of the job."""  # noqa: E501
 
 
 class ConditionStatus(StrEnum):
@@ -74,7 +74,7 @@ class Condition(StatusModel):
 
 
 class ProgressStatus(StatusModel):
-    """Progress of the run."""
+    """Progress of the training run."""
 
     summary: ShortText = ""
     """Progress as text for people: 60/120 (50%)."""
@@ -93,7 +93,7 @@ class ProgressStatus(StatusModel):
     metrics: Annotated[dict[str, ShortText], Field(max_length=32)] | None = None
     """Metrics of the newest evaluation by name, as decimal numbers."""
     time: datetime | None = None
-    """Time of this report."""
+    """Time at which the rank reported this progress."""
 
 
 class CheckpointStatus(StatusModel):
@@ -108,18 +108,18 @@ class CheckpointStatus(StatusModel):
 
 
 class Cause(StrEnum):
-    """Class of a fault. It selects the budget that the next restart uses."""
+    """Class of a fault, which selects the budget for the next restart."""
 
     APPLICATION = "Application"
-    """Failure of the code, the data or the memory limit: uses one of spec.maxRestarts."""
+    """Failure of the code, the data or the memory limit. The restart uses one of spec.maxRestarts."""  # noqa: E501
     INFRASTRUCTURE = "Infrastructure"
-    """Loss of a pod, Kubernetes node or volume: uses one of spec.maxInfrastructureRestarts."""
+    """Loss of a pod, Kubernetes node or volume. The restart uses one of spec.maxInfrastructureRestarts."""  # noqa: E501
     FREE = "Free"
-    """Requested: preemption, drain, suspend or a changed spec. It uses no budget."""
+    """Requested end: preemption, drain, suspend or a changed spec. The restart uses no budget."""
 
 
 class FailureStatus(StatusModel):
-    """Root cause of the end of an attempt."""
+    """Root cause of the failure that ended an attempt."""
 
     attempt: int
     """Number of the attempt that the failure ended."""
@@ -132,7 +132,7 @@ class FailureStatus(StatusModel):
     node: ShortText | None = None
     """Name of the Kubernetes node of the failed pod."""
     rank: int | None = None
-    """Global rank that failed first."""
+    """Number of the global rank that failed first."""
     exit_code: int | None = None
     """Exit code of the failed rank or container."""
     signal: ShortText | None = None
@@ -146,7 +146,7 @@ class FailureStatus(StatusModel):
 
 
 class AttemptStatus(StatusModel):
-    """One ended attempt."""
+    """One attempt that has ended."""
 
     number: int
     """Number of the attempt, from 1."""
@@ -155,9 +155,9 @@ class AttemptStatus(StatusModel):
     end_time: datetime
     """Time at which the attempt ended."""
     cause: Cause | None = None
-    """Class of the end: Application, Infrastructure or Free. Absent when the run completed or exceeded a deadline."""  # noqa: E501
+    """Class of the fault: Application, Infrastructure or Free. Absent when the run completed or exceeded a deadline."""  # noqa: E501
     reason: ShortText
-    """Kind of the end, as one word: a reason of lastFailure, or Completed, Suspended or SpecChanged."""  # noqa: E501
+    """Reason for the end, as one word: a reason of lastFailure, or Completed, Suspended or SpecChanged."""  # noqa: E501
     message: Annotated[PlainText, StringConstraints(max_length=256)] = ""
     """Description of the end, as a sentence of at most 256 characters."""
     start_step: int | None = None
@@ -167,52 +167,52 @@ class AttemptStatus(StatusModel):
 
 
 class StrikeStatus(StatusModel):
-    """Strikes against one Kubernetes node: attempts that ended on it without progress, or by a hang."""  # noqa: E501
+    """Strikes against one Kubernetes node. An attempt adds a strike if it ended on the node by a hang or without progress."""  # noqa: E501
 
     node: ShortText
     """Name of the Kubernetes node."""
     count: int
-    """Number of attempts that ended on the Kubernetes node without progress, or by a hang. From 2 on, new pods prefer other Kubernetes nodes. The strikes expire 24 hours after the last one."""  # noqa: E501
+    """Number of attempts that ended on the Kubernetes node by a hang or without progress. From 2 on, new pods prefer other Kubernetes nodes. The strikes expire 24 hours after the newest one."""  # noqa: E501
     last_time: datetime
-    """Time at which the last such attempt ended."""
+    """Time at which the newest of these attempts ended."""
 
 
 class StragglerStatus(StatusModel):
-    """A rank that is slower than the others, so that they wait for it in every update."""
+    """Rank that is slower than the other ranks, so that they wait for it in every update."""
 
     rank: int
     """Global rank."""
     pod: ShortText
-    """Name of its pod."""
+    """Name of the rank's pod."""
     node: ShortText | None = None
     """Name of the Kubernetes node of the pod."""
     ratio: ShortText
     """Time that the rank needs for its data and forward pass, as a multiple of the time of the median rank: 1.4."""  # noqa: E501
     part: ShortText
-    """Part of the update in which it loses most of the time: data or forward pass."""
+    """Part of the update in which the rank loses most time: data or forward pass."""
 
 
 class SuspectStatus(StatusModel):
-    """A rank that makes no progress now, while the others wait for it. It may only be slow."""
+    """Rank that makes no progress while the other ranks wait for it. It may hang, or only be slow."""  # noqa: E501
 
     rank: int
     """Global rank."""
     pod: ShortText
-    """Name of its pod."""
+    """Name of the rank's pod."""
     node: ShortText | None = None
     """Name of the Kubernetes node of the pod."""
     activity: ShortText
-    """Part of the run in which it is: data, hook, forward, backward, optimizer, exchange, evaluation or checkpoint."""  # noqa: E501
+    """Current activity of the rank: data, hook, forward, backward, optimizer, exchange, evaluation or checkpoint."""  # noqa: E501
     step: int
-    """Completed updates."""
+    """Number of updates that the rank has completed."""
     message: Annotated[str, StringConstraints(max_length=2048)]
-    """Description of what it does, as a sentence."""
+    """Description of the rank's activity, as a sentence."""
     since: datetime
-    """Time of its last progress, by the operator's clock."""
+    """Time of the rank's last progress, by the operator's clock."""
 
 
 class PodsStatus(StatusModel):
-    """Values that all pods of an attempt share. They change only when the operator replaces all pods together."""  # noqa: E501
+    """Settings that all pods of an attempt share. They change only when the operator replaces all pods together."""  # noqa: E501
 
     nodes: int
     """Number of worker pods."""
@@ -221,20 +221,20 @@ class PodsStatus(StatusModel):
     image_pull_policy: ShortText = "IfNotPresent"
     """Rule for when the kubelet pulls the image."""
     checkpoint_directory: ShortText | None = None
-    """Directory of the checkpoints, as CLAIM/PATH. Until the job ends, no other job that names it in checkpoint.path starts."""  # noqa: E501
+    """Directory of the checkpoints, as CLAIM/PATH. Another job that names this directory in checkpoint.path starts only after this job has ended."""  # noqa: E501
     gang: GangStatus | None = None
-    """Gang of the pods. Absent if each pod is placed for itself."""
+    """Gang of the pods. Absent if the scheduler places each pod on its own."""
 
 
 class QueueStatus(StatusModel):
-    """Time in which a scheduling gate, a queue or a quota held pods of the job while its ranks did not train. No deadline counts it."""  # noqa: E501
+    """Time in which a scheduling gate, a queue or a quota held the pods while no rank trained. This time counts against no deadline."""  # noqa: E501
 
     since: datetime | None = None
-    """Time at which the operator first saw the present hold. Absent while nothing holds the pods."""  # noqa: E501
+    """Time at which the operator first saw that the pods are held. Absent while nothing holds them."""  # noqa: E501
     attempt_seconds: Seconds = 0
-    """Seconds of the ended holds in the current attempt. startupDeadlineSeconds does not count them."""  # noqa: E501
+    """Seconds for which pods were held in the current attempt. They do not count against startupDeadlineSeconds."""  # noqa: E501
     job_seconds: Seconds = 0
-    """Seconds of the ended holds since startTime. activeDeadlineSeconds does not count them."""
+    """Seconds for which pods were held since startTime. They do not count against activeDeadlineSeconds."""  # noqa: E501
 
 
 class DDPJobStatus(StatusModel):
@@ -247,23 +247,23 @@ class DDPJobStatus(StatusModel):
     attempt_start_time: datetime | None = None
     """Time at which the operator decided on the current attempt."""
     attempt_spec_hash: ShortText | None = None
-    """Hash of the spec fields that shape the pods of the current attempt."""
+    """Hash of the spec fields that affect the pods, for the current attempt."""
     trained_spec_hash: ShortText | None = None
-    """Hash of the newest spec with which the ranks have completed an update, or have trained for a minute."""  # noqa: E501
+    """Hash of the newest spec with which the ranks completed an update or trained for a minute."""
     refused_spec_hash: ShortText | None = None
-    """Hash of the spec that the trainer refused with exit code 2 after an edit. The job waits until the spec is edited again."""  # noqa: E501
+    """Hash of a changed spec that the trainer refused with exit code 2. The job waits until the spec is edited again."""  # noqa: E501
     attempt_start_step: int | None = None
     """Completed updates in the newest checkpoint at the start of the current attempt."""
     pods: PodsStatus | None = None
-    """Values that all pods of the current attempt share, so that an upgrade of the operator cannot mix two images. Absent for a job that an older operator started."""  # noqa: E501
+    """Settings that all pods of the current attempt share, so that an upgrade of the operator cannot mix two images. Absent for a job that an older operator started."""  # noqa: E501
     members: NodeRanges | None = None
     """Nodes that train in the current attempt, for example 0-2,5. Pods of other nodes wait. Absent for a job that an older operator started: then all nodes train."""  # noqa: E501
     resizes: int = 0
-    """Number of changes of the members. They use no budget."""
+    """Number of changes of the members. These changes use no budget."""
     last_resize: ResizeStatus | None = None
     """Last change of the members of an elastic job."""
     departures: Annotated[list[DepartureStatus], Field(max_length=32)] = Field(default_factory=list)
-    """Kubernetes nodes that members have left within an hour, at most 32, newest last."""
+    """Kubernetes nodes on which a member was lost within the last hour, at most 32, newest last."""
     mixed_images: bool | None = None
     """True if the pods of the current attempt run different images, because a tag has moved. An Event names the images."""  # noqa: E501
     succeeded_nodes: NodeRanges | None = None
@@ -283,15 +283,15 @@ class DDPJobStatus(StatusModel):
     next_action: ShortText | None = None
     """Next action of the operator, or the event that it waits for."""
     start_time: datetime | None = None
-    """Time at which the operator started or resumed the job."""
+    """Time at which the operator started the job or last resumed it."""
     queue: QueueStatus | None = None
-    """Time in which a scheduling gate, a queue or a quota held pods of the job. Absent before the first such hold."""  # noqa: E501
+    """Time in which a scheduling gate, a queue or a quota held pods of the job. Absent if no pod was ever held."""  # noqa: E501
     completion_time: datetime | None = None
     """Time at which the job completed or failed."""
     ready: ShortText | None = None
-    """Pods in training, out of all pods of the job: 2/2."""
+    """Number of pods in training, out of all pods of the job: 2/2."""
     spares: ShortText | None = None
-    """Nodes that could take the place of a lost one at once, out of all spares: 1/1."""
+    """Number of spares that could take the place of a lost node at once, out of all spares: 1/1."""
     replicas: int = 0
     """Number of existing pods, for the scale subresource."""
     selector: ShortText | None = None
@@ -299,21 +299,21 @@ class DDPJobStatus(StatusModel):
     progress: ProgressStatus | None = None
     """Progress of the run."""
     straggler: StragglerStatus | None = None
-    """Rank that is slower than the others now, so that they wait for it in every update."""
+    """Rank that is now slower than the other ranks, so that they wait for it in every update."""
     suspect: SuspectStatus | None = None
-    """Rank that makes no progress now, so that no update ends. spec.hang sets the limits that end the attempt."""  # noqa: E501
+    """Rank that now makes no progress while the other ranks wait for it. spec.hang limits how long this may last."""  # noqa: E501
     resumed_from_step: int | None = None
     """Completed updates in the checkpoint from which the current attempt started."""
     last_checkpoint: CheckpointStatus | None = None
     """Newest committed checkpoint."""
     last_failure: FailureStatus | None = None
-    """Root cause of the end of the last failed attempt."""
+    """Root cause of the newest failure of an attempt."""
     last_recovery: RecoveryStatus | None = None
-    """Trace of the last recovery. Each time is in milliseconds from the fault to the end of one part."""  # noqa: E501
+    """Timeline of the last recovery. Each value is the milliseconds from the fault to the end of one step of the recovery."""  # noqa: E501
     goodput: GoodputStatus | None = None
-    """Where the job's wall-clock time went: each millisecond is in exactly one bucket. Absent for a job that finished under an older operator."""  # noqa: E501
+    """Ledger of the job's wall-clock time: each millisecond is in exactly one bucket. Absent for a job that finished under an older operator."""  # noqa: E501
     attempts: Annotated[list[AttemptStatus], Field(max_length=10)] = Field(default_factory=list)
-    """Last ended attempts, at most 10, newest last."""
+    """Attempts that ended last, at most 10, newest last."""
     strikes: Annotated[
         list[StrikeStatus],
         Field(
@@ -324,7 +324,7 @@ class DDPJobStatus(StatusModel):
             },
         ),
     ] = Field(default_factory=list)
-    """Kubernetes nodes on which attempts ended without progress."""
+    """Strikes against Kubernetes nodes: attempts that ended there by a hang or without progress."""
     conditions: Annotated[
         list[Condition],
         Field(
@@ -350,7 +350,7 @@ class DDPJobStatus(StatusModel):
     def saves_before_attempt(self) -> bool:
         """Return whether the ranks of the previous attempt save before they stop.
 
-        They can, if that attempt had no fault and ended because its members changed.
+        They save if that attempt had no fault and ended because its members changed.
         """
         last = self.attempts[-1] if self.attempts else None
         return last is not None and last.number == self.attempt - 1 and last.reason == RESIZED

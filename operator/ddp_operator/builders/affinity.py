@@ -1,10 +1,9 @@
-"""Affinity of worker pods: that of the job, and terms that the operator adds.
+"""Build the affinity of worker pods from the job's affinity and the operator's own terms.
 
-This module alone writes the field. An affinity has up to five lists whose terms hold together, and
-each thing that the operator wants is one term, which is appended to its list. So it replaces
-neither a term of the job nor another one of the operator. The sixth list, the required
-nodeSelectorTerms, has alternatives: a further one would loosen what the job requires. A label that
-the operator requires is therefore added to each alternative.
+This module alone writes the field. In five of the six lists of an affinity all terms apply
+together. The operator appends its own terms to these lists, and keeps the job's terms. The terms of
+the sixth list, the required nodeSelectorTerms, are alternatives: an appended term would weaken the
+job's requirement. Therefore the operator adds a required label to each alternative.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,9 +14,9 @@ from typing import Any
 from ddp_operator.api.status import StrikeStatus
 
 AVOIDED_STRIKES = 2
-"""Number of strikes from which new pods avoid a Kubernetes node."""
+"""Minimum number of strikes at which new pods avoid a Kubernetes node."""
 STRIKE_LIFETIME = timedelta(hours=24)
-"""Time after its last strike for which the strikes of a Kubernetes node count."""
+"""Time after the newest strike at which the strikes of a Kubernetes node expire."""
 NODES, PODS, OTHER_PODS = "nodeAffinity", "podAffinity", "podAntiAffinity"
 PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
@@ -36,29 +35,29 @@ class Term:
     """Item of the list."""
 
     def __post_init__(self) -> None:
-        """Refuse a required term about nodes, because it would be an alternative."""
+        """Refuse a required term about nodes, because it would only be one more alternative."""
         if (self.group, self.rule) == (NODES, REQUIRED):
             raise ValueError("required terms of nodeAffinity are alternatives")
 
 
 @dataclass(frozen=True)
 class NodeLabel:
-    """Label that the Kubernetes node must have, in addition to what the job requires."""
+    """Label that the Kubernetes node must have, in addition to the job's own requirements."""
 
     key: str
     value: str
 
 
 def valid_strikes(strikes: Sequence[StrikeStatus], now: datetime) -> list[StrikeStatus]:
-    """Return the strikes that have not expired: the Kubernetes node may be repaired by then."""
+    """Return the strikes that have not expired. After that time the node may be repaired."""
     return [strike for strike in strikes if now - strike.last_time < STRIKE_LIFETIME]
 
 
 def avoided_nodes(strikes: Sequence[StrikeStatus]) -> list[Term]:
-    """Return the preference against the Kubernetes nodes that have two strikes, if there are any.
+    """Return the preference against the Kubernetes nodes with two strikes, if any.
 
-    A preference still allows such a node when no other one has room. It names nodes by the field
-    metadata.name, because the label kubernetes.io/hostname may have another value.
+    Pods may still run on an avoided node if no other node has room. The preference names nodes by
+    the field metadata.name, because the label kubernetes.io/hostname may have another value.
     """
     avoided = sorted(s.node for s in strikes if s.count >= AVOIDED_STRIKES)
     if not avoided:
@@ -69,11 +68,11 @@ def avoided_nodes(strikes: Sequence[StrikeStatus]) -> list[Term]:
 
 
 def with_terms(affinity: Any, terms: Iterable[Term | NodeLabel]) -> Any:
-    """Return an affinity with terms appended to its lists, and labels required of the node.
+    """Return an affinity with appended terms and with labels that the node must have.
 
     Args:
-        affinity: Affinity of the job's podTemplate, or None. One of a wrong type is returned as it
-            is, because the API server reports it.
+        affinity: Affinity of the job's podTemplate, or None. A value of a wrong type is returned
+            unchanged, because the API server reports it.
         terms: Terms to append, and labels to require.
     """
     for term in terms:
@@ -110,10 +109,10 @@ def _with_label(affinity: Any, label: NodeLabel) -> Any:
 
 
 def _narrowed(alternative: Any, required: Mapping[str, Any]) -> Any:
-    """Return one of the nodeSelectorTerms with a further expression that must hold.
+    """Return one of the nodeSelectorTerms with an additional required expression.
 
-    An empty alternative matches no node. It stays empty, because with the expression it would match
-    some.
+    An empty term matches no node. It stays empty, because with the expression it would match some
+    nodes.
     """
     if not isinstance(alternative, Mapping):
         return alternative

@@ -1,4 +1,4 @@
-"""Values of the installation."""
+"""Define the operator's defaults and limits for jobs, which come from its settings."""
 
 from dataclasses import dataclass, field
 
@@ -10,7 +10,7 @@ from ddp_operator.builders.placement import GPU_PRODUCT_LABEL
 
 @dataclass(frozen=True)
 class Defaults:
-    """Values of the installation for fields that a job leaves out."""
+    """The operator's defaults for spec fields that a job leaves out, and its limits for jobs."""
 
     image: str
     image_pull_policy: str = "IfNotPresent"
@@ -21,14 +21,16 @@ class Defaults:
     shared_memory: str | None = None
     """Size limit of /dev/shm, a Kubernetes quantity. None limits it by the pod's memory only."""
     agent_clients: tuple[PolicyPeer, ...] | None = None
-    """Peers that the NetworkPolicy of a job lets connect to its agents. None for no policy."""
+    """Peers that a job's NetworkPolicy lets connect to the job's agents. With None the operator
+    creates no policy."""
     pod_template: PodTemplatePolicy = PodTemplatePolicy.SCHEDULING
-    """How much of a worker pod a job may set."""
+    """Policy that limits the podTemplate of a job."""
     annotations: tuple[str, ...] = ANNOTATIONS
     """Annotations that a job may set on its pods, see `allows_annotation`."""
     gpu_product_label: str = GPU_PRODUCT_LABEL
-    """Label of Kubernetes nodes whose value `spec.gpuProduct` of a job names."""
+    """Label of Kubernetes nodes that `spec.gpuProduct` of a job refers to."""
     gangs: Gangs = field(default_factory=Gangs)
     """Gang schedulers that jobs may use."""
     pinned_image: str | None = None
-    """The image by digest, if the other pods of the attempt run it. It precedes the job's image."""
+    """Image by digest that other pods of the attempt already run, if any. It takes precedence over
+    the job's image."""

@@ -21,30 +21,31 @@ _NODE_FIELDS = {
     Env.RACK: f"metadata.labels['{LABEL_RACK}']",
     Env.ZONE: f"metadata.labels['{LABEL_ZONE}']",
 }
-"""Pod fields that describe its place, resolved after scheduling. An absent label is empty."""
+"""Variables that describe the pod's location, from pod fields. An absent label gives an empty
+value."""
 
 
 def checkpoint_path(job: DDPJob) -> str:
-    """Return the directory of the run within its claim: the given path, or a unique one."""
+    """Return the run's directory within its claim: `checkpoint.path`, or a unique directory."""
     given = job.spec.checkpoint.path if job.spec.checkpoint else None
     return given or unique_path(job.metadata.name, job.metadata.uid)
 
 
 def unique_path(name: str, uid: str) -> str:
-    """Return the directory of a job without `checkpoint.path`."""
+    """Return the unique directory of a job that sets no `checkpoint.path`."""
     return f"{name}-{uid}"
 
 
 def checkpoint_directory(job: DDPJob) -> str | None:
-    """Return claim and directory of the job's checkpoints as CLAIM/PATH, or None without them."""
+    """Return the checkpoint directory as CLAIM/PATH, or None for a job without checkpoints."""
     checkpoint = job.spec.checkpoint
     return None if checkpoint is None else f"{checkpoint.claim_name}/{checkpoint_path(job)}"
 
 
 def build_env(job: DDPJob, index: int, log_format: str = "text") -> list[dict[str, Any]]:
-    """Return the variables of the wire contract, of the network section and of the user.
+    """Return the variables of the wire contract, of `spec.network` and of `spec.env`.
 
-    The user's variables come last, because the last one of a name takes effect.
+    The variables of `spec.env` come last, because the last of several equal names takes effect.
     """
     variables = _contract(job, index, log_format) | workload_variables(job) | _network(job)
     from_user = [e.model_dump(by_alias=True, exclude_none=True) for e in job.spec.env or []]
@@ -77,7 +78,7 @@ def _contract(job: DDPJob, index: int, log_format: str) -> dict[str, str]:
 
 
 def workload_variables(job: DDPJob) -> dict[str, str]:
-    """Return the variables that say what the ranks run, and how."""
+    """Return the variables that tell the agent which program the ranks run, and its settings."""
     spec = job.spec
     out: dict[Env, str] = {}
     if spec.command is not None:

@@ -1,4 +1,4 @@
-"""Names of container images."""
+"""Parse names of container images."""
 
 import re
 
@@ -7,16 +7,16 @@ _DOCKER_HUB = {"docker.io", "index.docker.io"}
 
 
 def has_digest(image: str) -> bool:
-    """Return whether a digest fixes the content of the image."""
+    """Return whether an image name contains a digest, which fixes the content."""
     return _DIGEST.search(image) is not None
 
 
 def image_by_digest(image: str, image_id: str) -> str | None:
-    """Return a container's image with the digest that it runs, or None if that is unknown.
+    """Return a container's image with the digest of its running image, or None if unknown.
 
     Runtimes report an image that they have pulled as `repository@digest`. An image that was
-    imported on the Kubernetes node has only a local id, or the name of another repository. No
-    registry has those.
+    imported on the Kubernetes node has only a local id or the name of another repository, which no
+    registry can serve.
 
     Args:
         image: Image of the container's spec: `repository:tag` or `repository@digest`.

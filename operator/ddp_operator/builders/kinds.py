@@ -1,11 +1,11 @@
-"""The kinds of children that the operator owns, one row each.
+"""Table of the kinds of child objects that the operator creates, with one row per kind.
 
-All that treats kinds alike follows from this table: paths of requests, lists of a snapshot,
+Code that treats all kinds in the same way reads this table: paths of requests, lists of a snapshot,
 watches, the cache, the fields that stay in memory, the fields that are compared and restored, the
-order of creations, and the rights in the chart, which a test compares. A further kind is one row
-and its builder. Pods are one exception: a job has many of them, and `reconcile.children` creates,
-reuses and replaces each. The group objects of gang schedulers are the other one: `reconcile.gangs`
-creates a new one whenever all pods are replaced, and deletes the old one.
+order of creations, and the rights in the chart, which a test compares. A new kind needs one row and
+a builder. There are two exceptions. A job has many pods: `reconcile.children` creates, reuses and
+replaces each of them. The group object of a gang scheduler changes its name: `reconcile.gangs`
+creates a new object whenever all pods are replaced, and deletes the old object.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,58 +25,59 @@ _ALL = (*_OBSERVED_AND_ENSURED, "delete")
 
 @dataclass(frozen=True)
 class ChildKind:
-    """Kind of the objects that the operator creates for a job."""
+    """One row of the table: a kind of object that the operator creates for a job."""
 
     name: str
-    """Kind, or KIND.VERSION.GROUP if another row has the same kind."""
+    """Name of the kind. It is KIND.VERSION.GROUP if two rows would have the same kind."""
     api_version: str
     plural: str
     verbs: tuple[str, ...]
-    """Rights that the operator needs."""
+    """Verbs of the operator's role on this kind."""
     build: Callable[[DDPJob, Defaults], Manifest] | None = None
-    """Builder of the one child of a job, or None for pods and group objects."""
+    """Function that builds the single child of a job, or None for pods and group objects."""
     owned: tuple[str, ...] = ()
-    """Fields that nobody else may change, for example `spec.selector`."""
+    """Paths of fields that no other writer may change, for example `spec.selector`."""
     observed: tuple[str, ...] = ()
-    """Fields of others that decisions read, for example `status.conditions`."""
+    """Paths of fields of other writers that the operator reads, for example `status.conditions`."""
     is_used: Callable[[Defaults], bool] = lambda _: True
-    """Whether an installation with these values has children of this kind. It needs no rights for
-    an unused kind."""
+    """Function that returns whether the operator's settings need this kind. The operator needs no
+    rights for other kinds."""
     watched: bool = True
-    """Whether a change of a child reconciles its job at once. Otherwise the next relist does."""
+    """Whether a change of a child reconciles its job at once. Otherwise the next relist reconciles
+    it."""
     before_pods: bool = True
     """Whether the child must exist before the pods of its job are created."""
 
     @property
     def group(self) -> str:
-        """Group of the API, or "" for the core."""
+        """API group of the kind, or "" for the core group."""
         return self.api_version.rpartition("/")[0]
 
     @property
     def version(self) -> str:
-        """Version of the API."""
+        """API version of the kind, without its group."""
         return self.api_version.rpartition("/")[2]
 
     @property
     def root(self) -> str:
-        """Path of the API in the API server."""
+        """URL path of the API version in the API server."""
         return f"/apis/{self.api_version}" if self.group else f"/api/{self.api_version}"
 
     def owned_part(self, manifest: Mapping[str, Any]) -> Manifest:
-        """Return the owned fields of a child."""
+        """Return a child object reduced to the owned fields."""
         return _part(manifest, self.owned)
 
     def used_part(self, manifest: Mapping[str, Any]) -> Manifest:
-        """Return the fields of a child that decisions read."""
+        """Return a child object reduced to the fields that the operator reads."""
         return _part(manifest, (*self.owned, *self.observed))
 
     def is_intact(self, child: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
-        """Return whether an existing child has the owned fields of its manifest."""
+        """Return whether an existing child has the same owned fields as its manifest."""
         return self.owned_part(child) == self.owned_part(wanted)
 
 
 def _part(manifest: Mapping[str, Any], paths: tuple[str, ...]) -> Manifest:
-    """Return the fields of an object at these paths, which have one or two parts."""
+    """Return an object reduced to the fields at the given paths of one or two parts."""
     found: Manifest = {}
     for path in paths:
         parent, _, name = path.rpartition(".")
@@ -88,7 +89,7 @@ def _part(manifest: Mapping[str, Any], paths: tuple[str, ...]) -> Manifest:
 
 
 def _group(api_version: str, plural: str, *, owned: tuple[str, ...] = ()) -> ChildKind:
-    """Return the row of the group objects of one API version."""
+    """Return the row for the group objects of one API version."""
     return ChildKind(
         versions.row_of(api_version),
         api_version,
@@ -144,13 +145,13 @@ KINDS: Final = {row.name: row for row in _ROWS}
 GROUP_ROWS: Final = tuple(
     versions.row_of(version) for known in versions.KNOWN_VERSIONS.values() for version in known
 )
-"""Rows of the group objects of gang schedulers, which not every API server serves."""
+"""Rows for the group objects of gang schedulers. An API server may serve none of them."""
 GROUP_PLURALS: Final = frozenset(KINDS[row].plural for row in GROUP_ROWS)
-"""Plurals of these."""
+"""Plural resource names of the group objects."""
 
 
 def row_name(manifest: Mapping[str, Any]) -> str:
-    """Return the name of the row of a child, from its kind and its API version."""
+    """Return the name of a child's row from its kind and its API version."""
     kind = str(manifest["kind"])
     group, _, version = str(manifest.get("apiVersion", "")).partition("/")
     qualified = f"{kind}.{version}.{group}"
@@ -158,10 +159,10 @@ def row_name(manifest: Mapping[str, Any]) -> str:
 
 
 def kinds_of_kubernetes() -> list[str]:
-    """Return the names of the kinds that every API server serves."""
+    """Return the names of the kinds that every Kubernetes API server serves."""
     return [name for name in KINDS if name not in GROUP_ROWS]
 
 
 def kinds_in_use(defaults: Defaults) -> list[ChildKind]:
-    """Return the kinds that an installation with these values has."""
+    """Return the names of the kinds that the operator uses with the given settings."""
     return [kind for kind in KINDS.values() if kind.is_used(defaults)]

@@ -1,7 +1,7 @@
-"""Check the settings of the bundled training loop before any pod exists.
+"""Check the settings of the bundled training loop before the operator creates any pod.
 
-The trainer's own models decide, so that the operator and the ranks refuse the same settings with
-the same sentence. They import no torch.
+The check uses the trainer's own models, which import no torch. So the operator and the ranks refuse
+the same settings with the same sentence.
 """
 
 from collections.abc import Mapping
@@ -12,14 +12,14 @@ from ddp_operator.builders.env import workload_variables
 from ddp_wire.contract import WORKER_CONTAINER
 
 _OVERLAID = {"args", "command", "env", "envFrom", "image"}
-"""Fields of the worker container that can replace the loop or its settings."""
+"""Fields of the worker container with which a podTemplate can replace the loop or its settings."""
 
 
 def config_error(job: DDPJob) -> str | None:
-    """Return one sentence about the first setting that the bundled loop refuses, or None.
+    """Return an error message about the first setting that the loop refuses, or None.
 
-    The settings of the task itself are not checked, because only its own code knows them. Neither
-    is a job with a command, or one whose podTemplate changes what the worker container runs.
+    The function skips the task's own settings, because only the task's code knows them. It also
+    skips a job with a command, and a job whose podTemplate changes the program of the worker.
     """
     spec = job.spec
     if spec.task is None or _runs_something_else(job):

@@ -1,6 +1,6 @@
 """Names and labels of a job's children.
 
-They depend on the job alone, so a repeated creation cannot add a second child.
+Names and labels depend only on the job, so a repeated creation cannot create a second child.
 """
 
 from typing import Any
@@ -21,7 +21,7 @@ def network_policy_name(job: DDPJob) -> str:
 
 
 _HOSTNAME_DIGITS = 4
-"""Digits of a node index in a host name: `nodes` is at most 9999."""
+"""Number of digits of the node index in a host name, because `nodes` is at most 9999."""
 
 
 def pod_name(job: DDPJob, index: int) -> str:
@@ -32,14 +32,14 @@ def pod_name(job: DDPJob, index: int) -> str:
 def hostname(job: DDPJob, index: int) -> str:
     """Return the host name of a worker pod.
 
-    The index is zero-padded so that node rank = index, because torchrun sorts nodes by address as a
-    string.
+    The index is zero-padded so that the node rank equals the index: torchrun sorts nodes by their
+    addresses as strings.
     """
     return _hostname_pattern(job).format(index=index)
 
 
 def _hostname_pattern(job: DDPJob) -> str:
-    """Return the format of the host names. A name of a job has no braces."""
+    """Return the format string of the host names. The job's name contains no braces."""
     digits = len(str(job.spec.nodes - 1)) if _is_old(job) else _HOSTNAME_DIGITS
     return f"{job.metadata.name}-{{index:0{digits}d}}"
 
@@ -47,26 +47,27 @@ def _hostname_pattern(job: DDPJob) -> str:
 def pod_address(job: DDPJob, index: int) -> str:
     """Return the DNS name of a worker pod, relative to the namespace of the job.
 
-    The first search domain of the resolver completes it.
+    The resolver completes the name with its first search domain.
     """
     return address_pattern(job).format(index=index)
 
 
 def address_pattern(job: DDPJob) -> str:
-    """Return the format of the DNS names of all worker pods, with their `index`."""
+    """Return the format string of the worker pods' DNS names, with the field `index`."""
     return f"{_hostname_pattern(job)}.{service_name(job)}"
 
 
 def _is_old(job: DDPJob) -> bool:
     """Return whether an older operator named the pods of the current attempt.
 
-    That operator padded names and host names to the size of the job. The next release drops this.
+    An older operator zero-padded names and host names to the width of the job's largest index. The
+    next release drops this.
     """
     return job.status.pods is None and job.status.attempt_spec_hash is not None
 
 
 def labels(job: DDPJob) -> dict[str, str]:
-    """Return the labels of all children."""
+    """Return the labels that all children of a job have."""
     return {
         "app.kubernetes.io/name": "ddpjob",
         contract.LABEL_MANAGED_BY: contract.MANAGED_BY,
@@ -76,7 +77,7 @@ def labels(job: DDPJob) -> dict[str, str]:
 
 
 def pod_selector(job: DDPJob) -> dict[str, str]:
-    """Return the labels that select this job's pods, but no pod of an older job of that name."""
+    """Return the labels that select only this job's pods, and no pods of an earlier namesake."""
     return {contract.LABEL_JOB_UID: job.metadata.uid}
 
 

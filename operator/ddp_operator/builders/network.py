@@ -35,7 +35,7 @@ class PolicyPeer(BaseModel):
         return self
 
     def to_manifest(self) -> dict[str, Any]:
-        """Return the peer as the API server stores it, so that the two can be compared."""
+        """Return the peer in the form that the API server stores, so that both can be compared."""
         given = self.model_dump(by_alias=True, exclude_none=True)
         return {
             field: {k: v for k, v in value.items() if v not in (None, {}, [])}
@@ -51,7 +51,7 @@ def build_network_policy(job: DDPJob, agent_clients: Sequence[PolicyPeer]) -> di
 
     Args:
         job: The job.
-        agent_clients: Peers that may connect to the agent's port, among them the operator.
+        agent_clients: Peers that may connect to the agent's port, including the operator.
     """
     selector = {"matchLabels": names.pod_selector(job)}
     agent_port = {"protocol": "TCP", "port": contract.AGENT_PORT}

@@ -21,11 +21,11 @@ _TCPX = (
 
 @dataclass(frozen=True)
 class Profile:
-    """One network profile."""
+    """Environment variables of one network profile."""
 
     variables: Mapping[str, str]
     source: str
-    """Address of the vendor's page with these variables."""
+    """URL of the vendor's page that documents these variables."""
 
 
 PROFILES: Final[Mapping[NetworkProfile, Profile]] = {
@@ -67,4 +67,4 @@ PROFILES: Final[Mapping[NetworkProfile, Profile]] = {
         _TCPX,
     ),
 }
-"""All profiles."""
+"""Profiles by their name in `spec.network.profile`."""

@@ -7,8 +7,8 @@ from typing import Any
 def apply_overlay(base: Any, overlay: Any) -> Any:
     """Return `base` merged with `overlay`.
 
-    Objects merge by key and lists of named objects by name. An empty overlay takes nothing from
-    such a list. Any other value replaces the old one.
+    Objects merge by key and lists of named objects by name. An empty list in the overlay leaves a
+    list of named objects unchanged. Any other value replaces the old one.
     """
     if isinstance(base, Mapping) and isinstance(overlay, Mapping):
         merged = {k: apply_overlay(base[k], v) if k in base else v for k, v in overlay.items()}
@@ -19,12 +19,12 @@ def apply_overlay(base: Any, overlay: Any) -> Any:
 
 
 def are_objects(value: Any) -> bool:
-    """Return whether a value is a list of objects. The API server reports other values."""
+    """Return whether a value is a list of objects. The API server refuses any other value."""
     return isinstance(value, list) and all(isinstance(item, Mapping) for item in value)
 
 
 def _identity(item: Mapping[str, Any]) -> Any:
-    """Return the key of a list item: for a mount its path, as one volume may be mounted twice."""
+    """Return the key that identifies a list item: its name, or the path of a mount."""
     path = item.get("mountPath")
     return (path.rstrip("/") or path) if isinstance(path, str) else item.get("name")
 

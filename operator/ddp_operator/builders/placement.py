@@ -1,7 +1,7 @@
 """Build the affinity terms of `spec.topology`, `spec.gpuProduct` and `spec.exclusiveNodes`.
 
-Each field becomes one term of the pods' affinity, so the scheduler alone decides, and its message
-says why a pod waits. The terms match pods by the label with the uid of their job, which no
+Each field becomes one term of the pods' affinity. So only the scheduler decides on placement, and
+its message states why a pod waits. The terms match pods by the label with the job's uid, which no
 podTemplate can change.
 
 - A required topology is an affinity of the pods to each other. The scheduler lets the first pod
@@ -28,11 +28,11 @@ from ddp_wire import contract
 GPU_PRODUCT_LABEL = "nvidia.com/gpu.product"
 """Label with which NVIDIA's GPU feature discovery names the GPUs of a Kubernetes node."""
 _WEIGHT = 100
-"""The largest weight of a preference."""
+"""Highest weight that Kubernetes allows for a preference."""
 
 
 def placement_terms(job: DDPJob, gpu_product_label: str) -> list[Term | NodeLabel]:
-    """Return the terms for the placement that a job asks for.
+    """Return the affinity terms for the placement fields of a job's spec.
 
     Args:
         job: The job.
@@ -50,7 +50,7 @@ def placement_terms(job: DDPJob, gpu_product_label: str) -> list[Term | NodeLabe
 
 
 def _packed(job: DDPJob, topology: Topology) -> Term:
-    """Return the term that packs the pods of a job into one domain."""
+    """Return the affinity term that packs the pods of a job into one topology domain."""
     value: dict[str, Any] = {
         "labelSelector": {"matchLabels": names.pod_selector(job)},
         "topologyKey": topology.key,
@@ -61,7 +61,7 @@ def _packed(job: DDPJob, topology: Topology) -> Term:
 
 
 def _exclusive() -> Term:
-    """Return the term that keeps a pod off the Kubernetes nodes of all other worker pods."""
+    """Return the anti-affinity term that keeps a pod off nodes with other worker pods."""
     any_job = {"matchExpressions": [{"key": contract.LABEL_JOB_UID, "operator": "Exists"}]}
     return Term(
         OTHER_PODS,

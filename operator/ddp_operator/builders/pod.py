@@ -1,10 +1,10 @@
 """Build the worker pod.
 
-The pod is built in three steps. The first one derives a complete pod from the job's spec and the
-defaults of the installation. The second one merges the podTemplate of the job into it. The third
-one restores what the overlay must not change: the labels and annotations by which the operator
-finds its pods, the command and variables of the agent, and restricted security contexts. Without a
-podTemplate only the first step is needed.
+The pod is built in three steps. Step 1 derives a complete pod from the job's spec and the
+operator's defaults. Step 2 merges the job's podTemplate into the pod. Step 3 restores the fields
+that a podTemplate must not change: the labels and annotations by which the operator finds its pods,
+the agent's command and variables, and restricted security contexts. Without a podTemplate only step
+1 is needed.
 
 The result depends on the job, the node's index and the attempt alone. Secrets are added when the
 pod is created (`with_secrets`), so that a plan does not contain them.
@@ -24,20 +24,20 @@ from ddp_operator.builders.pod_spec import LAST_WORDS, build_pod_spec, with_lost
 from ddp_wire import contract
 
 _RESERVED = "DDP_"
-"""Prefix of the variables of the agent."""
+"""Prefix of the environment variables that only the operator sets, for the agent."""
 _KUBERNETES_GRACE_SECONDS = 30
-"""Grace period of a pod whose overlay removes it: the default of Kubernetes."""
+"""Grace period that Kubernetes gives to a pod whose podTemplate removes the field."""
 
 _SCRAPED = {
     "prometheus.io/scrape": "true",
     "prometheus.io/port": str(contract.AGENT_PORT),
     "prometheus.io/path": "/metrics",
 }
-"""Annotations by which a common configuration of Prometheus finds the metrics of a pod."""
+"""Annotations by which a common Prometheus configuration finds the pod's metrics."""
 
 
 def build_pod(job: DDPJob, index: int, attempt: int, defaults: Defaults) -> dict[str, Any]:
-    """Return the pod of node `index`, which starts with `attempt`.
+    """Return the pod of node `index`. Its agent starts with attempt number `attempt`.
 
     The pod satisfies the Restricted profile of the Pod Security Standards.
     """
@@ -85,7 +85,7 @@ def build_pod(job: DDPJob, index: int, attempt: int, defaults: Defaults) -> dict
 
 
 def _with_affinity(pod: dict[str, Any], job: DDPJob, defaults: Defaults) -> dict[str, Any]:
-    """Return the pod with all terms that the operator adds to its affinity, if there are any."""
+    """Return the pod with the operator's terms added to its affinity, if there are any."""
     placed = placement_terms(job, defaults.gpu_product_label)
     affinity = with_terms(
         pod["spec"].get("affinity"), [*placed, *avoided_nodes(job.status.strikes)]
@@ -96,7 +96,7 @@ def _with_affinity(pod: dict[str, Any], job: DDPJob, defaults: Defaults) -> dict
 def _with_agent(container: dict[str, Any], worker: dict[str, Any]) -> dict[str, Any]:
     """Return the worker container with the agent's own command and variables.
 
-    The overlay cannot change them: the operator could not follow the pod without its agent.
+    The podTemplate cannot change them, because the operator observes the pod through its agent.
     """
     given = container.get("env")
     if given is not None and not are_objects(given):
@@ -113,10 +113,10 @@ def _is_reserved(name: str) -> bool:
 
 
 def _restricted(container: dict[str, Any]) -> dict[str, Any]:
-    """Return a container of the overlay without the privileges that Kubernetes grants by default.
+    """Return a podTemplate container without the privileges that Kubernetes grants by default.
 
-    A container that asks for privileges keeps what it states, because the API server refuses
-    contradictions.
+    A container that requests privileges keeps its own security context, because the API server
+    refuses contradictory fields.
     """
     context = container.get("securityContext") or {}
     capabilities = (context.get("capabilities") or {}) if isinstance(context, dict) else None
@@ -137,21 +137,22 @@ def with_secrets(pod: dict[str, Any], secret: str, job_secret: str) -> dict[str,
     Args:
         pod: Manifest of the pod.
         secret: Secret of this pod, for messages between the operator and the agent.
-        job_secret: Secret of all pods of the job, for messages between agents. "" for none.
+        job_secret: Secret of all pods of the job, for messages between agents. "" if agents
+            exchange no messages.
     """
     pod = _with_variable(pod, contract.Env.AGENT_SECRET, secret)
     return _with_variable(pod, contract.Env.JOB_SECRET, job_secret)
 
 
 def _with_grace(pod: dict[str, Any]) -> dict[str, Any]:
-    """Return the pod with its grace period in the environment: the agent divides it."""
+    """Return the pod with its grace period in the environment, where the agent reads it."""
     seconds = pod["spec"]["terminationGracePeriodSeconds"]
     seconds = _KUBERNETES_GRACE_SECONDS if seconds is None else seconds
     return _with_variable(pod, contract.Env.GRACE_SECONDS, str(seconds))
 
 
 def _with_variable(pod: dict[str, Any], name: contract.Env, value: str) -> dict[str, Any]:
-    """Return the pod with a variable of the worker container that no other one overrides."""
+    """Return the pod with a worker variable that no other variable of the same name overrides."""
     entry = {"name": str(name), "value": value}
     containers = pod["spec"]["containers"]
     if not are_objects(containers):

@@ -12,19 +12,22 @@ from ddp_wire import contract
 
 GPU_RESOURCE = "nvidia.com/gpu"
 LOST_NODE_SECONDS = 5
-"""Seconds that a pod stays bound to a Kubernetes node after the node is marked as lost."""
+"""Seconds after which Kubernetes evicts a pod from a node that is not ready or not reachable."""
 _GRACE_SECONDS = 60
 """Seconds between SIGTERM and SIGKILL, in which the ranks save a checkpoint."""
 LAST_WORDS = "FallbackToLogsOnError"
-"""Termination message of containers: the end of their log, for the job's status."""
+"""Policy that takes a container's termination message from the end of its log, for the job's
+status."""
 _SCRATCH = {"ddp-tmp": "/tmp", "ddp-shm": "/dev/shm"}  # noqa: S108 (paths inside the container)
-"""Volumes for scratch directories, with their paths. A mount of the job there replaces them."""
+"""Volumes for scratch directories, with their paths. A job's own mount at the same path replaces
+the volume."""
 _DNS_OPTIONS = [{"name": "timeout", "value": "1"}, {"name": "attempts", "value": "5"}]
-"""Resolver timeout of 1 s per lost answer. The default of 5 s lasts as long as a recovery."""
+"""DNS options that resend a lost query after 1 s. The default of 5 s is as long as a whole
+recovery."""
 
 
 def build_pod_spec(job: DDPJob, index: int, defaults: Defaults) -> dict[str, Any]:
-    """Return the spec of the pod of node `index`, without the overlay of the job."""
+    """Return the spec of the pod of node `index`, before the podTemplate is merged."""
     spec = job.spec
     out: dict[str, Any] = {
         "hostname": names.hostname(job, index),
@@ -54,9 +57,9 @@ def build_pod_spec(job: DDPJob, index: int, defaults: Defaults) -> dict[str, Any
 
 
 def _priority_class(job: DDPJob, index: int) -> str | None:
-    """Return the PriorityClass of a pod. Spares may have a lower one, but not in a gang.
+    """Return the PriorityClass of a pod. Only spares outside a gang may have their own.
 
-    No gang scheduler states what happens to a group whose pods differ in their priority.
+    No gang scheduler documents the behaviour of a group whose pods differ in priority.
     """
     spec = job.spec
     in_gang = job.status.pods is not None and job.status.pods.gang is not None
@@ -65,7 +68,7 @@ def _priority_class(job: DDPJob, index: int) -> str | None:
 
 
 def _pod_security(defaults: Defaults) -> dict[str, Any]:
-    """Return the security context of the pod: the user id, unless the cluster assigns one."""
+    """Return the pod's security context, with a user id unless the cluster assigns it."""
     user = defaults.user
     ids = {} if user is None else {"runAsUser": user, "runAsGroup": user, "fsGroup": user}
     return {
@@ -77,7 +80,7 @@ def _pod_security(defaults: Defaults) -> dict[str, Any]:
 
 
 def with_lost_nodes(given: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return these tolerations, and 5 s for a lost node instead of Kubernetes' 300 s."""
+    """Return the tolerations, with 5 s for a lost node in place of Kubernetes' default of 300 s."""
     keys = [t.get("key") for t in given]
     return [
         *given,
@@ -135,7 +138,7 @@ def _container(job: DDPJob, index: int, defaults: Defaults) -> dict[str, Any]:
 
 
 def _capabilities(job: DDPJob) -> dict[str, list[str]]:
-    """Return the capabilities: none, except that RDMA locks the memory of its buffers."""
+    """Return the container's capabilities: none, or IPC_LOCK for RDMA, which locks its buffers."""
     added = {"add": ["IPC_LOCK"]} if _rdma(job) else {}
     return {"drop": ["ALL"], **added}
 
@@ -189,5 +192,5 @@ def _mounts(job: DDPJob) -> list[dict[str, Any]]:
 
 
 def _replaced_mounts(job: DDPJob) -> set[str]:
-    """Return the paths of scratch directories for which the job has mounts of its own."""
+    """Return the paths of the scratch directories at which the job mounts its own volume."""
     return {m.mount_path.rstrip("/") for m in job.spec.volume_mounts or []} & set(_SCRATCH.values())

@@ -1,4 +1,4 @@
-"""Read YAML documents that may be hostile: their size, depth and aliases are limited."""
+"""Read YAML documents that may be hostile, with limits on size, depth and aliases."""
 
 from typing import Any
 
@@ -6,10 +6,10 @@ import yaml
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 FILE_BYTES = 1 << 22
-"""Largest size of a file, in bytes. The API server takes objects of at most 1.5 MiB."""
+"""Maximum size of a file, in bytes. The API server accepts objects of at most 1.5 MiB."""
 _DEPTH = 100
 _NODES = 100_000
-"""Largest number of values in a document, with each alias replaced by its value."""
+"""Maximum number of values in a document after each alias is replaced by its value."""
 
 
 def documents(text: str) -> list[Any]:
@@ -23,7 +23,7 @@ def documents(text: str) -> list[Any]:
 
 
 class _Loader(yaml.SafeLoader):
-    """Safe loader that refuses deep documents, and those that aliases make large."""
+    """YAML loader that refuses documents with too deep nesting or too large aliases."""
 
     _depth = 0
 
@@ -39,7 +39,7 @@ class _Loader(yaml.SafeLoader):
             self._depth -= 1
 
     def construct_document(self, node: Node) -> Any:
-        """Return a document as Python objects. Refuse one that is too large without aliases."""
+        """Return a document as Python objects. Refuse one that its aliases make too large."""
         count = _size(node, {})
         if count > _NODES:
             problem = f"must hold at most {_NODES:,} values, aliases included"
@@ -48,7 +48,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def _size(node: Node, known: dict[int, int]) -> int:
-    """Return the number of values below a node, as if each alias were a copy.
+    """Return the number of values in a YAML node, counting each alias as a copy.
 
     A value that contains itself counts as more than the limit.
     """

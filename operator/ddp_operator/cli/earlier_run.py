@@ -1,7 +1,7 @@
-"""What a local run takes over from the last run of the same job in its folder.
+"""Resume a local run from the last run of the same job in the same folder.
 
-A local run that stops is a suspended job, and the next run resumes it: attempts count on, and one
-goodput ledger covers all runs.
+A stopped local run is a suspended job, and the next run resumes the job: the attempt numbers
+continue, and one goodput ledger covers all runs.
 """
 
 from collections.abc import Iterable, Mapping
@@ -25,9 +25,10 @@ DEFAULTS = Defaults(
     image="none: the interpreter that runs this process",
     pod_template=PodTemplatePolicy.FULL,
 )
-"""Values of a local run. Its pods are processes of the user, who needs no protection from them."""
+"""Operator settings of a local run. Its pods are processes of the user, so they need no
+isolation."""
 KILLED = "the process of `ddpjob run` was killed"
-"""Reason for the end of a run whose process was killed, so that it recorded none."""
+"""Reason that ends a run whose process was killed before it could record a reason."""
 
 
 @dataclass(frozen=True)
@@ -35,13 +36,13 @@ class EarlierRun:
     """The last run of a job in its folder."""
 
     manifest: Manifest
-    """The DDPJob object, status included."""
+    """The DDPJob object of the run, with its status."""
     written: datetime
-    """Time at which the run last wrote it."""
+    """Time at which the run last wrote the object."""
 
     @property
     def job(self) -> DDPJob | None:
-        """Return the job, or None if this version cannot read it."""
+        """Return the job of the run, or None if this version cannot read it."""
         try:
             return parse_job(self.manifest)
         except (InvalidJobError, AttributeError):
@@ -49,10 +50,10 @@ class EarlierRun:
 
 
 def first_state(manifest: Manifest, earlier: EarlierRun | None, home: Path) -> Manifest:
-    """Return the job with which a run begins.
+    """Return the job, with its status, with which a new run begins.
 
-    It continues the earlier run if that has a directory with checkpoints. Otherwise only the
-    attempts count on, because the fence refuses an attempt with a number of the earlier run.
+    The new run continues an earlier run that has a checkpoint directory. Otherwise it continues
+    only the attempt numbers, because the fence refuses a number that was used before.
     """
     metadata = {**manifest["metadata"], "creationTimestamp": None}
     fresh = {**manifest, "metadata": metadata, "status": {}}
@@ -72,7 +73,7 @@ def first_state(manifest: Manifest, earlier: EarlierRun | None, home: Path) -> M
 
 
 def run_directory(job: DDPJob, home: Path) -> Path | None:
-    """Return the directory of a local run with its checkpoints, or None for a job without any."""
+    """Return the checkpoint directory of a local run, or None for a job without checkpoints."""
     if job.spec.checkpoint is None:
         return None
     return home / "volumes" / job.spec.checkpoint.claim_name / checkpoint_path(job)
@@ -81,7 +82,7 @@ def run_directory(job: DDPJob, home: Path) -> Path | None:
 def stopped(
     manifest: Manifest, at: datetime, why: str, pods: Iterable[Manifest] = ()
 ) -> DDPJobStatus:
-    """Return the status of an unfinished job whose pods are gone: suspended, for a reason.
+    """Return the status of an unfinished job whose pods are gone. The job is suspended.
 
     Args:
         manifest: The job.
@@ -107,9 +108,9 @@ def stopped(
 
 
 def finished_before(manifest: Manifest, earlier: EarlierRun | None) -> DDPJob | None:
-    """Return the job of the last run if that has trained all that the manifest asks for.
+    """Return the job of the last run if that run completed the training in the manifest.
 
-    A `command` runs again, because only the program knows whether anything is left.
+    A `command` runs again, because only its program knows whether any work is left.
     """
     last = earlier.job if earlier is not None else None
     if last is None or not last.status.is_true(ConditionType.SUCCEEDED):
@@ -124,7 +125,7 @@ def finished_before(manifest: Manifest, earlier: EarlierRun | None) -> DDPJob | 
 
 
 def _resumable(status: DDPJobStatus, at: datetime) -> DDPJobStatus:
-    """Return the status of a finished job that is started again: its budgets are unused."""
+    """Return the status with which a finished job starts again. All its budgets are unused."""
     summary = Condition(
         type=ConditionType.SUCCEEDED,
         status=ConditionStatus.UNKNOWN,

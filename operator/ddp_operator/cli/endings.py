@@ -1,4 +1,4 @@
-"""Sentences about how a local run ends, and what the next run of the same job does."""
+"""Messages about the end of a local run, and about where the next run of the job continues."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ _AT_ONCE = "press Ctrl-C again to stop at once"
 
 
 def interrupt_sentence(job: DDPJob) -> str:
-    """Return the sentence about the effect of the first Ctrl-C."""
+    """Return a message about the effect of the first Ctrl-C."""
     if job.spec.checkpoint is None:
         doing = "stopping without a checkpoint, because the job has no spec.checkpoint"
     elif job.spec.task is None:
@@ -21,11 +21,11 @@ def interrupt_sentence(job: DDPJob) -> str:
 
 
 def stop_sentence(job: DDPJob, status: DDPJobStatus, *, at_once: bool) -> str:
-    """Return what a stopped run has saved, and where the next run begins.
+    """Return a message about what a stopped run has saved and where the next run begins.
 
     Args:
         job: The job of the run.
-        status: Its last status.
+        status: The job's last status.
         at_once: Whether a second Ctrl-C ended the pods before they could save.
     """
     checkpoint, progress = status.last_checkpoint, status.progress
@@ -47,13 +47,13 @@ def stop_sentence(job: DDPJob, status: DDPJobStatus, *, at_once: bool) -> str:
 
 
 def volume_sentence(failure: str, home: Path) -> str:
-    """Return why a run ends when its volume fails: a retry would use the same disk."""
+    """Return a message that the run ends because its volume failed, and a retry would fail too."""
     reason = failure.rstrip(".")
     return f"Failed: {reason}. Make room for {home}, then run the same command again to resume."
 
 
 def finished_sentence(step: int, home: Path) -> str:
-    """Return the sentence of a run that has nothing left to train."""
+    """Return a message for a run whose job has already completed its training."""
     return (
         f"Nothing is left to train: the checkpoint of update {step} passed its checks. To train"
         f" again, remove {home}"

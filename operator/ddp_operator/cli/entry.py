@@ -1,4 +1,4 @@
-"""Start `ddpjob`, or name the packages that the installation lacks."""
+"""Start `ddpjob`, or report the packages that are not installed."""
 
 import sys
 from importlib.util import find_spec
@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from ddp_wire.exit_codes import ExitCode
 
 _MODULES = ("aiohttp", "click", "kubernetes", "rich", "yaml")
-"""Top modules of the packages of the extra `cli`."""
+"""Top-level modules of the packages in the extra `cli`."""
 
 
 def main() -> None:

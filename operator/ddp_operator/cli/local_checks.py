@@ -1,4 +1,4 @@
-"""Prepare a local run: drop what only a cluster has, and refuse a run that is certain to fail."""
+"""Prepare a local run: drop the fields for clusters, and refuse a run that must fail."""
 
 import shutil
 from collections.abc import Iterable, Mapping
@@ -12,10 +12,10 @@ _PYTHON = ("python", "python3")
 
 
 def without_cluster_fields(manifest: Manifest) -> Manifest:
-    """Return the job without the fields whose values are right in a cluster only.
+    """Return the job without the fields whose values are valid only in a cluster.
 
-    No other controller could manage the job here. The ranks talk over loopback addresses, and with
-    a network profile NCCL would fail to find the devices of that network.
+    A local run has no other controller that could manage the job. Its ranks use loopback addresses,
+    and NCCL would not find the devices of a network profile.
     """
     spec = {key: value for key, value in manifest["spec"].items() if key != "managedBy"}
     if isinstance(spec.get("network"), Mapping):
@@ -24,7 +24,7 @@ def without_cluster_fields(manifest: Manifest) -> Manifest:
 
 
 def check_program(job: DDPJob, environment: Mapping[str, str]) -> None:
-    """Check the settings of the bundled loop, or that program and script of a command exist.
+    """Check the settings of the bundled loop, or that a command's program and script exist.
 
     Raises:
         InvalidJobError: A setting is wrong, or a file is missing.

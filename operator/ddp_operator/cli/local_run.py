@@ -1,4 +1,4 @@
-"""`ddpjob run`: one job under the operator's own controller, with local processes as pods."""
+"""Run one job for `ddpjob run`, with the operator's own controller and with processes as pods."""
 
 import asyncio
 import os
@@ -146,7 +146,7 @@ class LocalRun:
             self._view.event(event)
 
     def _check_end(self) -> None:
-        """Finish the run when the job is finished or suspended and no pod runs."""
+        """Finish the run when the job has finished or is suspended and no pod runs."""
         running = [
             pod
             for pod in self._cache.children("Pod", self._key)
@@ -157,7 +157,7 @@ class LocalRun:
             self._finished.set()
 
     def _stop_on_full_disk(self) -> None:
-        """Suspend the job when its volume fails. A retry would use the same disk."""
+        """Suspend the job when its volume fails, because a retry would use the same disk."""
         failure = self._status.last_failure
         old = self._first["status"].get("attempt", 0)
         if failure is None or failure.reason != VOLUME_FAILED or failure.attempt <= old:
@@ -220,7 +220,7 @@ class LocalRun:
         return ExitCode.FAILED
 
     def _save_end(self) -> None:
-        """Keep the status of a stopped run: its pods are gone."""
+        """Store the status of the stopped run, whose pods no longer exist."""
         job = self._cache.job(self._key)
         if job is not None:
             why = "the user stopped the run at once" if self._interrupts > 1 else STOPPED
@@ -238,7 +238,7 @@ class LocalRun:
 
 
 def _shown_ranks(job: DDPJob, *, verbose: bool) -> range:
-    """Return the ranks whose output is shown. A task has a progress line instead."""
+    """Return the ranks whose output the user sees. A task shows a progress line instead."""
     if verbose:
         return range(job.spec.nodes * job.spec.ranks_per_node)
     return range(0 if job.spec.command is None else 1)
@@ -254,11 +254,12 @@ async def run_locally(
 ) -> int:
     """Run one job on this machine. Return the exit code of the command.
 
-    The output of rank 0 is shown if the job has a command. With `verbose`, that of all ranks is.
+    If the job has a command, the output of rank 0 is shown; with `verbose`, the output of all
+    ranks.
 
     Raises:
         InvalidJobError: A setting of the bundled loop is wrong, or the program does not exist.
-        ClusterError: The job needs something that only a cluster has, or `home` cannot be used, or
+        ClusterError: The job needs a feature that only a cluster has, or `home` cannot be used, or
             another process runs the job there.
     """
     manifest = without_cluster_fields(manifest)
@@ -280,13 +281,13 @@ async def run_locally(
 
 
 def _without_gang(manifest: Manifest) -> Manifest:
-    """Return the job without a gang: its local pods start together."""
+    """Return the job without a gang, because its local pods always start together."""
     spec = {name: value for name, value in manifest["spec"].items() if name != "gang"}
     return {**manifest, "spec": spec}
 
 
 def _with_uid(manifest: Manifest) -> Manifest:
-    """Return the job with its uid, which is stable: a second run finds its checkpoints."""
+    """Return the job with a fixed uid, so that a second run finds the checkpoints of the first."""
     metadata = manifest["metadata"]
     key = f"{metadata['namespace']}/{metadata['name']}"
     uid = str(uuid.uuid5(uuid.NAMESPACE_URL, key))
@@ -294,7 +295,7 @@ def _with_uid(manifest: Manifest) -> Manifest:
 
 
 async def _is_whole(job: DDPJob, console: Console) -> bool:
-    """Return whether the newest checkpoint of a job passes the checks of the trainer."""
+    """Return whether the job's newest checkpoint passes the trainer's integrity checks."""
     checkpoint = job.status.last_checkpoint
     if checkpoint is None:
         return False

@@ -37,11 +37,11 @@ _WITH_KUBECTL = {
     "cancel": "kubectl delete ddpjob JOB",
     "delete": "kubectl delete ddpjob JOB",
 }
-"""Command for a cluster, by the name of the `ddpjob` command that a user may expect."""
+"""kubectl command for each `ddpjob` command that a user may expect but that does not exist."""
 
 
 class _Commands(click.Group):
-    """Group of commands. For a command that it lacks, it names the kubectl command."""
+    """Group of commands that suggests the kubectl command when a command does not exist."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -86,8 +86,8 @@ def main() -> None:
 def run(file: Path, settings: tuple[str, ...], home: Path, verbose: bool) -> None:
     """Run the DDPJob in FILE on this machine, without a cluster.
 
-    FILE may be -, for standard input. Pods are processes on loopback addresses. The rest is the
-    same code as on a cluster. A second run resumes from the newest checkpoint. The output of rank 0
+    FILE may be -, for standard input. Pods are processes on loopback addresses. All other code is
+    the same as on a cluster. A second run resumes from the newest checkpoint. The output of rank 0
     is shown if the job has a command. Ctrl-C saves a checkpoint and stops. The exit code is 0 when
     the job completes, 1 when it fails, 2 when the input is invalid, 130 after Ctrl-C.
     """
@@ -118,7 +118,7 @@ def run(file: Path, settings: tuple[str, ...], home: Path, verbose: bool) -> Non
 
 @main.group()
 def node() -> None:
-    """Take a node away from a local run, to see what its loss does, or bring it back."""
+    """Simulate the loss of a node in a local run, or bring the node back."""
 
 
 _DIR = click.option(
@@ -136,7 +136,7 @@ _DIR = click.option(
 @click.argument("index", type=click.IntRange(0, 9998))
 @_DIR
 def lose(job: str, index: int, home: Path) -> None:
-    """Kill all processes of node INDEX of the running JOB, and start none there."""
+    """Kill all processes of node INDEX of the running JOB, and start no new ones on it."""
     _change_lost_nodes(home / job, lambda lost: lost | {index})
 
 
@@ -206,7 +206,7 @@ def report(
 
 
 def _refuse(sentence: str) -> NoReturn:
-    """Print one sentence about invalid input, and exit."""
+    """Print an error message about invalid input, and exit."""
     click.echo(f"ddpjob: {sentence}", err=True)
     sys.exit(ExitCode.BAD_INPUT)
 

@@ -1,4 +1,4 @@
-"""Load a job from a file and apply `--set`."""
+"""Load a job from a file and apply the options `--set`."""
 
 import sys
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from ddp_operator.cli.bounded_yaml import FILE_BYTES, documents
 from ddp_operator.cluster.base import Manifest
 
 STANDARD_INPUT = "-"
-"""Path that stands for standard input, as with kubectl."""
+"""File name that stands for standard input, as with kubectl."""
 _KIND_CHARACTERS = 80
 
 
@@ -67,7 +67,7 @@ class JobFile:
         return found
 
     def _others(self, jobs: Sequence[Any]) -> str:
-        """Return which other kinds the file holds, if it holds no job."""
+        """Return a hint that names the other kinds in a file without a DDPJob."""
         if jobs:
             return ""
         kinds = dict.fromkeys(_kind(one) for one in self.objects if one is not None)
@@ -96,7 +96,7 @@ def read_job_file(path: Path) -> JobFile:
 
 
 def _read(path: Path) -> bytes:
-    """Return the content of a file, or slightly more than the limit of a larger one."""
+    """Return the content of a file. Stop reading slightly above the size limit."""
     if str(path) == STANDARD_INPUT:
         return sys.stdin.buffer.read(FILE_BYTES + 1)
     with path.open("rb") as file:
@@ -104,7 +104,7 @@ def _read(path: Path) -> bytes:
 
 
 def _kind(document: Any) -> str:
-    """Return the kind of an object, or what it is instead of an object."""
+    """Return the kind of an object, or its type if the value is not an object."""
     if isinstance(document, list):
         return "a list"
     if not isinstance(document, dict):
@@ -120,7 +120,7 @@ def _yaml_problem(error: Exception) -> str:
 
 
 def _apply(manifest: Manifest, setting: str) -> None:
-    """Set the field `a.b` of the spec to a YAML value, for a setting `a.b=value`."""
+    """Set the field `a.b` of the spec to a YAML value, as the option `--set a.b=value` demands."""
     path, separator, text = setting.partition("=")
     if not separator or not path:
         raise InvalidJobError(f"--set: must be KEY=VALUE, got {setting!r}")

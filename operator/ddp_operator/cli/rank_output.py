@@ -1,7 +1,7 @@
-"""Live output of the ranks of a local run, read from the logs of its pods.
+"""Show the output of a local run's ranks live, from the logs of its pods.
 
-The log of a pod has the lines of all its ranks in all attempts. torchrun writes `[rank N] ` before
-each line. If a rank writes a line in parts, torchrun may do so before each part.
+The log of a pod contains the lines of all its ranks in all attempts. torchrun writes the prefix
+`[rank N] ` before each line. If a rank writes a line in parts, torchrun may prefix each part.
 """
 
 import codecs
@@ -13,24 +13,25 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 LONGEST_LINE = 64 << 10
-"""Number of characters of a line after which the rest of it is not shown."""
+"""Maximum number of characters of a line. The rest of a longer line is not shown."""
 PAUSE_SECONDS = 1.0
-"""Seconds for which a line without an end waits for the rest of it."""
+"""Seconds after which a line is shown although its end has not been written yet."""
 _POLL_SECONDS = 0.1
 _CHUNK = 64 << 10
 _LONGEST_PREFIX = 64
 _STAMP = r"[IWEF]\d{4} \d\d:\d\d:\d\d\.\d{1,9} "
 _TORCHRUN = rf"(?<!\]:)\[{_STAMP}\w{{1,24}}\.cpp:|(?<!\]:){_STAMP}\d{{1,7}} torch/"
-"""Start of a message of torchrun, in C++ or in Python. Those of a rank follow `[rank0]:`."""
+"""Pattern of the start of torchrun's own messages, in C++ or Python. Messages of a rank start with
+`[rank0]:`."""
 _PREFIX = re.compile(rf"\[rank (\d{{1,9}})\] |ddp-agent: attempt \d{{1,9}}: |{_TORCHRUN}")
-"""Start of a part that a rank, the agent or torchrun wrote."""
+"""Pattern of the prefix that names the writer of a part: a rank, the agent or torchrun."""
 
 RankLine = tuple[int, str]
-"""Rank, and a line of its output without the newline."""
+"""Number of a rank, and one line of its output without the newline."""
 
 
 class RankLines:
-    """Parser of the log of one pod: it finds the lines of each rank."""
+    """Parser that separates the lines of each rank in the log of one pod."""
 
     def __init__(self, ranks: range) -> None:
         """Create a parser for the log of a pod with these ranks."""
@@ -49,11 +50,11 @@ class RankLines:
         """Ranks whose present line was shown without its end."""
 
     def feed(self, text: str, *, at_end: bool, now: float) -> list[RankLine]:
-        """Return the lines that end in this text, and open lines that have waited long enough.
+        """Return the lines that this text completes, and unfinished lines after some time.
 
         Args:
             text: Next text of the log.
-            at_end: Whether the log ends after this text, at present.
+            at_end: Whether this text reaches the current end of the log.
             now: Time in seconds.
         """
         found: list[RankLine] = []
@@ -70,7 +71,7 @@ class RankLines:
         return found + [self._show(rank) for rank in late]
 
     def rest(self) -> list[RankLine]:
-        """Return all open lines."""
+        """Return all unfinished lines."""
         return [self._show(rank) for rank in list(self._open)]
 
     def _parse(self, text: str, now: float) -> list[RankLine]:
@@ -84,9 +85,9 @@ class RankLines:
         return found
 
     def _parts(self, text: str) -> Iterator[tuple[int | None, str]]:
-        """Split text of one line into the parts that torchrun wrote, each with its rank.
+        """Split one line of the log into the parts that torchrun prefixed, each with its rank.
 
-        A rank may print such a prefix as well, so not every prefix starts a part.
+        A rank may print the text of a prefix itself, so not every prefix starts a part.
         """
         begin, prefix = 0, _PREFIX.match(text)
         if not self._in_line or (prefix and self._was_at_end and self._known(prefix)):
@@ -111,7 +112,7 @@ class RankLines:
         return rank is None or rank in self._ranks
 
     def _add(self, rank: int, part: str, now: float) -> list[RankLine]:
-        """Add a part to the open line of a rank. Return what can be shown."""
+        """Add a part to the unfinished line of a rank. Return the lines that can be shown."""
         before, since = self._open.pop(rank, ("", now))
         line, ended = (before + part).removesuffix("\n"), part.endswith("\n")
         found: list[RankLine] = []
@@ -134,12 +135,12 @@ class RankLines:
 
 
 def _rank_of(prefix: re.Match[str]) -> int | None:
-    """Return the rank in a prefix, or None for one of the agent or torchrun."""
+    """Return the rank in a prefix, or None for a prefix of the agent or of torchrun."""
     return int(prefix[1]) if prefix[1] else None
 
 
 class PodLog:
-    """Reader of one pod's log, from its present end on. The file need not exist yet."""
+    """Reader that follows one pod's log, from the current end. The file need not exist yet."""
 
     def __init__(self, path: Path, ranks: range) -> None:
         """Create a reader for the log of a pod with these ranks."""
@@ -150,7 +151,7 @@ class PodLog:
         self._lines = RankLines(ranks)
 
     def read(self, now: float) -> tuple[list[RankLine], bool]:
-        """Read the next part of the log. Return its lines, and whether the log ends after it."""
+        """Read the next part of the log. Return its lines, and whether they reach the log's end."""
         if self._file is None:
             with contextlib.suppress(FileNotFoundError):
                 self._file = self._path.open("rb")
@@ -159,7 +160,7 @@ class PodLog:
         return self._lines.feed(self._decoder.decode(chunk), at_end=at_end, now=now), at_end
 
     def close(self) -> list[RankLine]:
-        """Close the file. Return all open lines."""
+        """Close the file. Return all unfinished lines."""
         if self._file is not None:
             self._file.close()
         return self._lines.rest()
@@ -168,19 +169,19 @@ class PodLog:
 class RankOutput:
     """Thread that shows the output of ranks while they run.
 
-    It is a thread, because a terminal may be slow and must not delay the operator. It reads no more
-    than it can show, so the memory does not depend on the size of the output.
+    The thread keeps a slow terminal from delaying the operator. It reads no more than it can show,
+    so its memory use does not depend on the size of the output.
     """
 
     def __init__(
         self, logs: Mapping[Path, range], write: Callable[[str], None], *, all_ranks: bool
     ) -> None:
-        """Create the output of a run that has not started.
+        """Prepare the output of a run before the run starts.
 
         Args:
-            logs: Ranks of each pod, by its log file.
-            write: Writes whole lines. It is called by the thread.
-            all_ranks: Show all ranks, with their numbers, and not only rank 0.
+            logs: Ranks of each pod, by the path of the pod's log.
+            write: Function with which the thread writes whole lines.
+            all_ranks: Whether to show all ranks with their numbers, or only rank 0.
         """
         self._logs = [PodLog(path, ranks) for path, ranks in logs.items()]
         self._write, self._all_ranks = write, all_ranks
@@ -188,16 +189,16 @@ class RankOutput:
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def start(self) -> None:
-        """Start to show the output."""
+        """Start the thread that shows the output."""
         self._thread.start()
 
     def close(self) -> None:
-        """Show all that the ranks have written until now, and stop."""
+        """Show everything that the ranks have written until now, and stop the thread."""
         self._closing.set()
         self._thread.join()
 
     def abandon(self) -> None:
-        """Stop without showing the rest."""
+        """Stop the thread without showing the rest of the output."""
         self._abandoned.set()
 
     def _run(self) -> None:
@@ -212,7 +213,7 @@ class RankOutput:
             self._show(log.close())
 
     def _show_next(self, log: PodLog) -> bool:
-        """Show the next part of a log. Return whether the log ends after it."""
+        """Show the next part of a log. Return whether it reaches the end of the log."""
         lines, at_end = log.read(time.monotonic())
         self._show(lines)
         return at_end

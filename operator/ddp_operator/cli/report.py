@@ -10,7 +10,7 @@ from ddp_operator.report.page import Report, build_page
 
 
 class ReportError(Exception):
-    """A report that cannot be written. The message is one sentence for the user."""
+    """Error for a report that cannot be written. The message is one sentence for the user."""
 
 
 def write_report(
@@ -48,7 +48,7 @@ def write_report(
 
 
 def _write(report: Report, path: Path) -> Path:
-    """Replace the page atomically, so that a browser never loads half of it."""
+    """Replace the page in one step, so that a browser never loads an incomplete page."""
     pending = path.with_name(f".{path.name}.tmp")
     try:
         pending.write_text(build_page(report), encoding="utf-8")

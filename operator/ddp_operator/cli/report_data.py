@@ -15,11 +15,12 @@ from ddp_wire.contract import HISTORY_FILE
 from ddp_wire.files import PlantedFileError, open_to_read
 
 _RUN_FILES = (HISTORY_FILE, "FENCE.json", "config.json")
-"""Files by which a run's directory is recognized."""
+"""Files that identify a directory as a run's directory."""
 FILE_BYTES = 1 << 28
-"""Bytes that are read of one file with events. A history has at most a quarter of them."""
+"""Maximum number of bytes that are read from one file of events, four times the limit of a
+history."""
 LINE_BYTES = 1 << 20
-"""Bytes that are read as one line. The rest of a longer line counts as further lines."""
+"""Maximum number of bytes of one line. The rest of a longer line is read as additional lines."""
 _NO_STATUS = (
     "Causes of restarts: only the job's status has them. `ddpjob report JOB --run-dir DIR` reads"
     " both."
@@ -27,7 +28,7 @@ _NO_STATUS = (
 
 
 class NoRunError(Exception):
-    """A directory without a run. The message is one sentence for the user."""
+    """Error for a directory that contains no run. The message is one sentence for the user."""
 
 
 def read_directory(directory: Path) -> Report:
@@ -100,7 +101,7 @@ def read_cluster(
 
 
 def read_run(directory: Path) -> History:
-    """Return the history in a run's directory, or else the events in the copies of its logs."""
+    """Return the history in a run's directory, or else the events in its copied logs."""
     if (directory / HISTORY_FILE).exists():
         return _read_files([directory / HISTORY_FILE])
     copies = directory.glob("logs/attempt-*/node-0/*/attempt_0/0/stdout.log*")
@@ -108,13 +109,13 @@ def read_run(directory: Path) -> History:
 
 
 def _attempt_of_copy(path: Path) -> tuple[int, bool]:
-    """Return the number of the attempt of a copied log, and whether it is the newer half."""
+    """Return the attempt number of a copied log, and whether the copy is the log's newer half."""
     number = path.parents[3].parent.name.removeprefix("attempt-")
     return int(number) if number.isdigit() else 0, path.suffix != ".old"
 
 
 def _local_job(directory: Path, missing: list[str]) -> JobFacts | None:
-    """Return the job of a local run. If its process was killed, its pods are gone."""
+    """Return the job of a local run. If its process was killed, treat the job's pods as gone."""
     if not (directory / JOB_FILE).exists():
         missing.append(f"Status and causes of restarts: there is no {JOB_FILE}.")
         return None
@@ -132,7 +133,7 @@ def _local_job(directory: Path, missing: list[str]) -> JobFacts | None:
 
 
 def _local_history(directory: Path) -> History:
-    """Return the newest history in the volumes of a local run, or else the events in its log."""
+    """Return the newest history in a local run's volumes. Without one, return its logged events."""
     volumes = directory / "volumes"
     found = [*volumes.glob(f"*/*/{HISTORY_FILE}"), *volumes.glob(f"*/*/*/{HISTORY_FILE}")]
     if found:
@@ -145,7 +146,7 @@ def _read_files(paths: Iterable[Path]) -> History:
 
 
 def _lines(paths: Iterable[Path]) -> Iterator[bytes]:
-    """Return the lines of files, which may be planted: a line or a file may have any length."""
+    """Yield the lines of files. Limit their length, because an attacker may have written them."""
     for path in paths:
         try:
             descriptor = open_to_read(path)

@@ -1,4 +1,4 @@
-"""The folder of a local run: one process uses it at a time, and it keeps the job's last state."""
+"""Manage the folder of a local run, which one process at a time uses and which stores the job."""
 
 import contextlib
 import fcntl
@@ -14,16 +14,16 @@ from ddp_operator.cluster.base import ClusterError, Manifest
 from ddp_wire.files import open_to_read, read_file
 
 JOB_FILE = "job.json"
-"""File with the DDPJob object, status included."""
+"""Name of the file with the DDPJob object and its status."""
 LOCK_FILE = "job.json.lock"
-"""File that the process of the run locks. It holds the number of that process."""
+"""Name of the file that the process of the run locks. It contains the process id."""
 JOB_BYTES = 1 << 24
-"""Largest size of a job's file, in bytes."""
+"""Maximum size of the file with the job, in bytes."""
 _NUMBER_BYTES = 32
 
 
 def save_job(home: Path, job: Manifest) -> None:
-    """Keep the job with its status in the folder. Keep the old file if that fails."""
+    """Write the job with its status to the folder. Leave the old file intact if that fails."""
     path = home / JOB_FILE
     pending = path.with_suffix(".tmp")
     with contextlib.suppress(OSError):  # A full disk must not end a run. The next change retries.
@@ -33,7 +33,7 @@ def save_job(home: Path, job: Manifest) -> None:
 
 
 def load_job(home: Path) -> EarlierRun | None:
-    """Return the job that the folder keeps, or None if there is none or it is damaged."""
+    """Return the job that is stored in the folder, or None if the file is missing or damaged."""
     try:
         text = read_file(home / JOB_FILE, JOB_BYTES)
         written = datetime.fromtimestamp((home / JOB_FILE).stat().st_mtime, UTC)
@@ -61,7 +61,7 @@ def is_running(home: Path) -> bool:
 def locked(home: Path) -> Iterator[None]:
     """Create the folder of a run, and hold its lock.
 
-    The kernel releases the lock when the process ends, however it ends.
+    The kernel releases the lock when the process ends, even if it is killed.
 
     Raises:
         ClusterError: The folder cannot be written, or another process runs the job there.
@@ -88,7 +88,7 @@ def _check(home: Path) -> None:
     """Create the folder, and check that files can be written there.
 
     Raises:
-        ClusterError: That failed.
+        ClusterError: The folder cannot be created or written.
     """
     try:
         home.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Output of a local run: one live line on a terminal, plain lines elsewhere."""
+"""Print the state of a local run: one live line on a terminal, plain lines elsewhere."""
 
 from collections.abc import Iterable
 from datetime import UTC, datetime
@@ -18,17 +18,17 @@ from ddp_operator.reconcile.plan import Event, EventType
 from ddp_operator.report.scale import duration_text
 
 _BAR_COLUMNS = 8
-"""Width of the bar on a terminal of 80 columns."""
+"""Width of the progress bar on a terminal of 80 columns."""
 _WIDE = 120
-"""Columns from which a terminal has room for a wider bar, the throughput and the elapsed time."""
+"""Minimum columns of a terminal for a wider bar, the throughput and the elapsed time."""
 _INDENT = 2
-"""Columns before a fact about a run."""
+"""Number of spaces before each fact in the summary of a run."""
 _SMALLEST_SHARE = 0.001
-"""Smallest share of the wall-clock time that the goodput line names."""
+"""Minimum share of the wall-clock time for which the goodput line names a bucket."""
 
 
 class View:
-    """Output of the status and the Events of one job."""
+    """Printer of the status and the Events of one job."""
 
     def __init__(self, name: str, console: Console) -> None:
         self._name, self._console = name, console
@@ -49,24 +49,24 @@ class View:
             self._live.start()
 
     def close(self) -> None:
-        """Remove the live line."""
+        """Remove the live line from the terminal."""
         if self._live is not None:
             self._live.stop()
             self._live = None
 
     def print_line(self, text: str, style: str = "") -> None:
-        """Print one line after the current time."""
+        """Print one line with the current time before it."""
         clock = datetime.now(UTC).astimezone().strftime("%H:%M:%S")
         self._console.print(f"{clock} {escape(text)}", style=style, highlight=False, soft_wrap=True)
 
     def output(self, text: str) -> None:
-        """Print whole lines of the ranks as they are. Safe to call from any thread."""
+        """Print whole lines from the ranks without change. Safe to call from any thread."""
         encoding = self._console.encoding
         printable = text.encode(encoding, "replace").decode(encoding)
         self._console.print(Segments([Segment(printable)]), soft_wrap=True)
 
     def event(self, event: Event) -> None:
-        """Print an Event."""
+        """Print an Event as one line."""
         style = "yellow" if event.type is EventType.WARNING else ""
         self.print_line(f"{event.reason}: {event.message}", style)
 
@@ -96,7 +96,7 @@ def status_line(status: DDPJobStatus) -> str:
 
 
 def live_line(status: DDPJobStatus, *, wide: bool) -> str:
-    """Return the line beside the bar of a terminal, with the time that is left."""
+    """Return the text beside the progress bar of a terminal, including the estimated rest time."""
     parts = [*_state(status), *(_rate(status) if wide else [])]
     progress = status.progress
     if progress is not None and progress.eta_seconds and status.completion_time is None:
@@ -122,7 +122,7 @@ def _rate(status: DDPJobStatus) -> list[str]:
 
 
 def summary_lines(status: DDPJobStatus, logs: Path) -> list[str]:
-    """Return the summary of a finished run, one line per fact."""
+    """Return the summary of a finished run, with one fact per line."""
     progress, lines = status.progress, []
     if progress is not None:
         lines += [f"test {name}: {value}" for name, value in (progress.metrics or {}).items()]
@@ -144,9 +144,9 @@ def summary_lines(status: DDPJobStatus, logs: Path) -> list[str]:
 
 
 def goodput_line(status: DDPJobStatus) -> str | None:
-    """Return the share of training in the time of a run, and where all its time went.
+    """Return one line with the share of each goodput bucket in the run's time.
 
-    Training comes first, then the other buckets from the largest on. Return None without a ledger.
+    Training comes first, then the other buckets in descending order. Return None without a ledger.
     """
     goodput = status.goodput
     if goodput is None or goodput.percent is None:
@@ -164,8 +164,8 @@ def goodput_line(status: DDPJobStatus) -> str | None:
 def print_facts(console: Console, lines: Iterable[str]) -> None:
     """Print facts about a run, each on its own line.
 
-    On a terminal a long line continues on the next one after a whole word, unless it is a path,
-    which must stay in one piece for a copy.
+    On a terminal, wrap a long line between two words. Never break a path, so that users can copy
+    it.
     """
     for line in lines:
         longest = max(map(len, line.split()), default=0)
@@ -177,7 +177,7 @@ def print_facts(console: Console, lines: Iterable[str]) -> None:
 
 
 def _short(path: str) -> str:
-    """Return a path below the current directory as a relative one."""
+    """Return a path below the current directory as a relative path, or any other unchanged."""
     try:
         return str(Path(path).relative_to(Path.cwd()))
     except ValueError:

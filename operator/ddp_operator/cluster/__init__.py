@@ -1,1 +1,1 @@
-"""Cluster access: one protocol, implemented by the Kubernetes API and by local processes."""
+"""Cluster access: one protocol with two implementations, the Kubernetes API and local processes."""

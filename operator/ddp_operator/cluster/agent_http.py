@@ -1,8 +1,9 @@
-"""HTTP client for untrusted agents, which bounds every byte of an answer before it parses it.
+"""HTTP client for untrusted agents. It limits the size of an answer before it parses it.
 
-It reads only what the agent's server sends: one head, a Content-Length and that many bytes. It
-refuses everything else that HTTP allows, because a hostile pod could make the client work without
-end: interim answers (1xx), chunks, encodings, trailers, or an answer in single bytes.
+The client accepts only the form that the agent's server sends: one head with a Content-Length, and
+a body of this length. It refuses all other forms that HTTP allows, because a hostile pod could use
+them to keep the client busy without end: interim answers (1xx), chunks, encodings, trailers, or an
+answer sent byte by byte.
 """
 
 import asyncio
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from ddp_operator.limits import BODY_BYTES, HEAD_BYTES, MOST_HEADERS, PIECE_BYTES
 
 _IDLE_SECONDS = 4.0
-"""Seconds that an unused connection stays open. The agent closes it after 5 s."""
+"""Seconds after which the client closes an unused connection. The agent does so after 5 s."""
 _END = b"\r\n\r\n"
 _STATUS_LINE = re.compile(rb"HTTP/1\.1 ([2-5][0-9]{2})(?: [ -~]*)?")
 _LENGTH = re.compile(r"[0-9]{1,6}")
@@ -26,14 +27,14 @@ class Response:
     code: int
     """HTTP status."""
     headers: Mapping[str, str]
-    """Headers by their names in lower case."""
+    """Headers by lower-case name."""
     body: bytes
     size: int
-    """Bytes that were read. A small piece counts as 512 bytes."""
+    """Number of bytes that were read. A smaller piece counts as 512 bytes."""
 
 
 class NoResponseError(Exception):
-    """No answer in time, or one that an agent never sends."""
+    """Error for a missing or late answer, or one that no genuine agent would send."""
 
     def __init__(self, message: str, size: int = 0, *, closed: bool = False) -> None:
         super().__init__(message)
@@ -44,14 +45,15 @@ class NoResponseError(Exception):
 
 
 class AgentConnections:
-    """Connections to agents, which are used again for a few seconds."""
+    """Open connections to agents, which are reused for a few seconds."""
 
     def __init__(self, port: int, most: int) -> None:
         """Create a client of the agents that listen at a port.
 
         Args:
             port: Port of all agents.
-            most: Maximum number of open connections. Further requests wait for one of them.
+            most: Maximum number of open connections. Further requests wait until a connection is
+                free.
         """
         self._port, self._most = port, most
         self._places = asyncio.Semaphore(most)
@@ -61,7 +63,7 @@ class AgentConnections:
 
     @property
     def is_full(self) -> bool:
-        """Whether a further request must wait for the end of another one."""
+        """Whether a new request must wait until another request ends."""
         return self._places.locked()
 
     def close(self) -> None:
@@ -137,14 +139,14 @@ class AgentConnections:
         connection.abort_after(_IDLE_SECONDS)
 
     def _forget(self, connection: "_Connection") -> None:
-        """Forget a connection that is closed."""
+        """Remove a closed connection from the open ones."""
         self._open.discard(connection)
         if self._idle.get(connection.host) is connection:
             del self._idle[connection.host]
 
 
 class _Connection(asyncio.Protocol):
-    """One connection. It reads one answer at a time and refuses bytes that answer no request."""
+    """One connection to an agent. It reads one answer at a time and refuses unrequested bytes."""
 
     def __init__(self, host: str, on_lost: Callable[["_Connection"], None]) -> None:
         self.host, self._on_lost = host, on_lost
@@ -162,7 +164,7 @@ class _Connection(asyncio.Protocol):
         """Send a request and return its answer.
 
         Raises:
-            NoResponseError: The answer is not one of an agent, or the connection was closed.
+            NoResponseError: No agent would send this answer, or the connection was closed.
         """
         if self._timer is not None:
             self._timer.cancel()
@@ -175,7 +177,7 @@ class _Connection(asyncio.Protocol):
         return await self._answer
 
     def end(self) -> None:
-        """End an exchange. Close the connection unless the answer was complete."""
+        """End a request. Close the connection unless the answer was complete."""
         answer, self._answer = self._answer, None
         if answer is None or not answer.done() or answer.cancelled() or answer.exception():
             self.abort()
@@ -188,22 +190,22 @@ class _Connection(asyncio.Protocol):
             self._transport.abort()
 
     def abort_after(self, seconds: float) -> None:
-        """Close the connection after some seconds, unless it is used before."""
+        """Close the connection after some seconds, unless a request uses it before."""
         self._timer = asyncio.get_running_loop().call_later(seconds, self.abort)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See `asyncio.Protocol`."""
+        """Implement `asyncio.Protocol.connection_made`."""
         if isinstance(transport, asyncio.Transport):
             self._transport = transport
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """See `asyncio.Protocol`."""
+        """Implement `asyncio.Protocol.connection_lost`."""
         del exc
         self._fail("the connection was closed", closed=True)
         self._on_lost(self)
 
     def data_received(self, data: bytes) -> None:
-        """See `asyncio.Protocol`."""
+        """Implement `asyncio.Protocol.data_received`."""
         answer = self._answer
         if answer is None or answer.done():
             self.abort()
@@ -222,7 +224,7 @@ class _Connection(asyncio.Protocol):
             answer.set_result(Response(self._code, self._headers, body, self.size))
 
     def _read_head(self, searched: int) -> bool:
-        """Parse the head if it has arrived. Return whether it is complete and valid."""
+        """Parse the head of the answer once it has arrived. Return whether it is valid."""
         end = self._read.find(_END, searched, HEAD_BYTES)
         if end < 0:
             if self.size >= HEAD_BYTES:
@@ -244,10 +246,10 @@ class _Connection(asyncio.Protocol):
 
 
 def _parse_head(head: bytes) -> tuple[int, dict[str, str]]:
-    """Return the HTTP status and the headers of a head.
+    """Return the HTTP status and the headers from the head of an answer.
 
     Raises:
-        ValueError: It is not the head of an agent's answer.
+        ValueError: No agent would send this head.
     """
     line, *fields = head.split(b"\r\n", MOST_HEADERS + 1)
     found = _STATUS_LINE.fullmatch(line)
@@ -263,10 +265,10 @@ def _parse_head(head: bytes) -> tuple[int, dict[str, str]]:
 
 
 def _length_of_body(headers: Mapping[str, str]) -> int:
-    """Return the length of the body.
+    """Return the length of the body from the headers.
 
     Raises:
-        ValueError: The headers state none, one that is too long, or an encoding.
+        ValueError: The headers contain no length, a length above the limit, or an encoding.
     """
     if "transfer-encoding" in headers or "content-encoding" in headers:
         raise ValueError("the answer has an encoding")

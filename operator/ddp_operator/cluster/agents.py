@@ -33,14 +33,15 @@ _FINAL_PHASES = {AgentPhase.SUCCEEDED, AgentPhase.FAILED, AgentPhase.PREEMPTED}
 
 
 class Agents:
-    """Client of the agents of worker pods, by pod address. Close it after use."""
+    """Client of the agents of worker pods, which it finds by pod address. Close it after use."""
 
     def __init__(self, port: int = AGENT_PORT, most: int | None = None) -> None:
         """Create a client. The event loop must be running.
 
         Args:
             port: Port of all agents.
-            most: Maximum number of open connections. By default the limit of open files decides.
+            most: Maximum number of open connections. The default follows from the limit of open
+                files.
         """
         most = most or connections_for(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
         self._requests = AgentConnections(port, most)
@@ -52,7 +53,7 @@ class Agents:
         self._reading = asyncio.Lock()
 
     async def close(self) -> None:
-        """Drop the orders that are being sent, and close all connections."""
+        """Cancel the orders that are being sent, and close all connections."""
         orders = list(self._orders.values())
         for order in orders:
             order.cancel()
@@ -63,9 +64,9 @@ class Agents:
     async def watch_status(
         self, host: str, secret: str, revision: int, seconds: float
     ) -> AgentAnswer:
-        """Return the agent's answer once its revision differs, or after this many seconds.
+        """Return the agent's answer once its status changes, or after the given seconds.
 
-        If too many connections are open, wait for the end of another request before.
+        If too many connections are open, first wait until another request ends.
         """
         self._warn_if_full()
         target = f"/status?revision={revision}&wait={seconds:.0f}"
@@ -83,10 +84,10 @@ class Agents:
         return AgentAnswer(await self._read(response, secret, nonce), response.size)
 
     async def _read(self, response: Response, secret: str, nonce: str) -> AgentStatus | None:
-        """Return the status, in turn.
+        """Parse an answer. Return the status after one turn of the event loop.
 
-        The longest answer takes milliseconds, and many agents may answer at once. Between two of
-        them the event loop does everything else that is due.
+        A long answer takes milliseconds to parse, and many agents may answer at once. The turn lets
+        other tasks run between two answers.
         """
         async with self._reading:
             await asyncio.sleep(0)
@@ -95,7 +96,7 @@ class Agents:
             return _parse(response.body)
 
     def send_order(self, host: str, secret: str, order: AttemptOrder) -> None:
-        """Begin to send an attempt order, in place of an older one that is still being sent."""
+        """Begin to send an attempt order. Cancel an older order to the same agent."""
         older = self._orders.pop(host, None)
         if older is not None:
             older.cancel()
@@ -133,7 +134,7 @@ class Agents:
     def _signed(
         self, host: str, secret: str, method: str, target: str, body: bytes = b""
     ) -> tuple[str, bytes]:
-        """Return a new nonce, and a request with its signature; none for a pod without a secret."""
+        """Return a new nonce and a signed request, or an unsigned one for a pod without secret."""
         nonce = random_text()
         place = f"[{host}]" if ":" in host else host
         lines = [f"{method} {target} HTTP/1.1", f"Host: {place}:{self._port}"]
@@ -146,14 +147,14 @@ class Agents:
 
 
 def connections_for(open_files: int) -> int:
-    """Return how many connections to agents a limit of open files permits."""
+    """Return the number of agent connections that a limit of open files permits."""
     if open_files == resource.RLIM_INFINITY:
         return MOST_CONNECTIONS
     return min(MOST_CONNECTIONS, max(FEWEST_CONNECTIONS, open_files - OTHER_FILES - MOST_ORDERS))
 
 
 def _is_genuine(response: Response, secret: str, nonce: str) -> bool:
-    """Return whether the pod with this secret answered the request with this nonce."""
+    """Return whether an answer to this nonce is signed with the pod's secret."""
     if not secret:
         return True
     expected = sign_answer(secret, nonce, response.code, response.body)
@@ -161,7 +162,7 @@ def _is_genuine(response: Response, secret: str, nonce: str) -> bool:
 
 
 def _parse(body: bytes) -> AgentStatus | None:
-    """Return the status, with the fields that a decision can depend on, or None if it is invalid.
+    """Return the status with only the fields that decisions use, or None if it is invalid.
 
     The statuses of all agents stay in memory, so a hostile agent must not choose their size.
     """
@@ -173,9 +174,9 @@ def _parse(body: bytes) -> AgentStatus | None:
 
 
 def _used_ranks(status: AgentStatus) -> list[Heartbeat]:
-    """Return the heartbeat of rank 0, or of the rank that was ahead when the attempt ended.
+    """Return rank 0's heartbeat, or the most advanced rank's if the attempt has ended.
 
-    The latter tells the reached step if rank 0's newest report is older.
+    The most advanced rank shows the reached step if rank 0's newest heartbeat is older.
     """
     first = [one for one in status.ranks if one.rank == 0][:1]
     if first or status.phase not in _FINAL_PHASES or not status.ranks:

@@ -1,4 +1,4 @@
-"""Protocols of the cluster access that the controller needs."""
+"""Protocols of the cluster access that the controller uses."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,11 +11,11 @@ from ddp_wire.messages import AgentStatus, AttemptOrder
 
 Manifest = dict[str, Any]
 Key = tuple[str, str]
-"""Namespace and name of a job."""
+"""Namespace and name that identify a job."""
 
 
 class ClusterError(Exception):
-    """Refused or failed request. The text is the API server's own sentence."""
+    """Error for a refused or failed request. Its text is the API server's own message."""
 
     def __init__(
         self,
@@ -35,19 +35,19 @@ class ClusterError(Exception):
 
 
 class NoClusterError(ClusterError):
-    """No kubeconfig names a cluster."""
+    """Error for a missing kubeconfig, or for one that names no cluster."""
 
 
 class ConflictError(ClusterError):
-    """Conflict: the object was changed or replaced since it was read, or its name is in use."""
+    """Conflict: the object was changed or replaced after it was read, or its name is in use."""
 
 
 class NameTakenError(ClusterError):
-    """Name conflict: an object of that name exists and is not owned by the job."""
+    """Conflict about a name: an object with that name exists, and another owner has it."""
 
 
 class NotLeadingError(Exception):
-    """Refusal to write, because another process leads or may lead soon."""
+    """Error for a write that was refused because another process may be the leader."""
 
 
 @dataclass(frozen=True)
@@ -56,22 +56,24 @@ class Listing:
 
     items: Sequence[Manifest]
     version: int
-    """Resource version of the list. An object with a higher version changed after the list."""
+    """Resource version of the list. An object with a higher version changed after the list was
+    made."""
 
 
 @dataclass(frozen=True)
 class ClusterSnapshot:
-    """All jobs and their children from one relist."""
+    """All jobs and their children, as one relist returned them."""
 
     jobs: Listing
     children: Mapping[str, Listing]
-    """Children by kind. An installation does not list the kinds that it does not use."""
+    """Children by kind, without the kinds that the operator does not use."""
 
     @classmethod
     def merge(cls, parts: Sequence["ClusterSnapshot"]) -> "ClusterSnapshot":
         """Return the snapshots of several namespaces as one.
 
-        Its versions are the oldest ones: an object that is newer may be missing from its list.
+        The result has the oldest of their versions, because newer objects may be missing from a
+        list.
         """
         jobs = _merge_lists([part.jobs for part in parts])
         kinds = parts[0].children
@@ -86,12 +88,12 @@ def _merge_lists(lists: Sequence[Listing]) -> Listing:
 
 @dataclass(frozen=True)
 class Request:
-    """Outcome of one request to the API server."""
+    """Outcome of one request to the API server, for metrics."""
 
     verb: str
     """HTTP method."""
     resource: str
-    """Plural of the resource, with its subresource: pods or ddpjobs/status."""
+    """Plural of the resource with its subresource: pods or ddpjobs/status."""
     status: int
     """HTTP status, or 0 without a response."""
     seconds: float
@@ -99,7 +101,7 @@ class Request:
 
     @property
     def served(self) -> bool:
-        """Whether the server serves this process, even if it refused the request."""
+        """Whether the API server answered this process, even if it refused the request."""
         return self.status not in _UNSERVED
 
 
@@ -108,16 +110,16 @@ _UNSERVED = frozenset({0, HTTPStatus.UNAUTHORIZED, *range(500, 600)})
 
 @dataclass(frozen=True)
 class AgentAnswer:
-    """Answer of an agent, or the lack of one."""
+    """Answer of an agent, or the fact that none arrived."""
 
     status: AgentStatus | None = None
-    """The status, or None without a valid and signed answer in time."""
+    """Valid, signed status of the agent, or None if none arrived in time."""
     size: int = 0
-    """Bytes that were read, of an answer without a status, too. A small piece counts as 512."""
+    """Bytes that were read, even of an invalid answer. A smaller piece counts as 512 bytes."""
 
 
 class Leases(Protocol):
-    """Access to the Lease of a leader election."""
+    """Access to the Lease that a leader election uses."""
 
     async def get_lease(self, namespace: str, name: str) -> Manifest | None:
         """Return the Lease, or None if it does not exist."""
@@ -138,7 +140,7 @@ class Leases(Protocol):
 
 
 def namespace_of(key: Key) -> str:
-    """Return the namespace of a job's key."""
+    """Return the namespace in the key of a job."""
     return key[0]
 
 
@@ -154,7 +156,7 @@ class Cluster(Protocol):
         """Return the job, or None if it does not exist."""
 
     async def list_pods(self, namespace: str, labels: Mapping[str, str], expected: int) -> Listing:
-        """Return the pods with these labels, of which about `expected` exist."""
+        """Return the pods with these labels. About `expected` pods exist."""
 
     async def create(
         self, manifest: Manifest, on_restored: Callable[[str], None] = lambda _: None
@@ -176,7 +178,7 @@ class Cluster(Protocol):
         """Delete the pod with this uid, if it still exists."""
 
     async def delete_child(self, kind: str, namespace: str, name: str, uid: str) -> None:
-        """Delete the child with this uid, if it still exists. It is no pod.
+        """Delete the child with this uid, if it still exists. The child must not be a pod.
 
         `kind` is the name of its row in the table of kinds.
         """
@@ -187,7 +189,7 @@ class Cluster(Protocol):
         """Set annotations on the pod with this uid. Return the pod, or None if it is gone."""
 
     async def end_pod(self, namespace: str, name: str, uid: str) -> None:
-        """End all containers of the pod with this uid, and keep the pod with its logs."""
+        """End all containers of the pod with this uid, but keep the pod and its logs."""
 
     async def delete_job(self, key: Key, uid: str) -> None:
         """Delete the job with this uid, if it still exists."""
@@ -200,7 +202,7 @@ class Cluster(Protocol):
         """
 
     async def emit(self, job: Manifest, event: Event) -> None:
-        """Publish an Event about the job. A failure is logged and not raised."""
+        """Publish an Event about the job. Log a failure instead of raising an error."""
 
     async def newest_warning(self, namespace: str, uid: str) -> str | None:
         """Return reason and message of the newest warning Event about a pod, or None.
@@ -210,11 +212,11 @@ class Cluster(Protocol):
         """
 
     async def watch_agent_status(self, pod: PodView, revision: int, seconds: float) -> AgentAnswer:
-        """Return the answer of the pod's agent once its revision differs, or after some seconds."""
+        """Return the answer of the pod's agent once its status changes, or after some seconds."""
 
     def send_order(self, address: str, secret: str, order: AttemptOrder) -> None:
-        """Begin to send an attempt order to the agent at an address, signed with its pod's secret.
+        """Begin to send a signed attempt order to the agent at an address.
 
-        The call does not wait for the agent and ignores a failure: the pod's annotation carries the
-        same order.
+        The call does not wait for the agent. A failure is ignored, because the pod's annotation
+        contains the same order.
         """

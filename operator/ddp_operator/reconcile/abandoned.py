@@ -1,4 +1,4 @@
-"""Find pods whose end no kubelet will ever report."""
+"""Find pods whose end the kubelet will never report."""
 
 from datetime import timedelta
 
@@ -7,12 +7,13 @@ from ddp_operator.reconcile.world import World
 from ddp_wire.messages import AgentPhase
 
 UNREACHABLE_REASON = "DeletionByTaintManager"
-"""Disruption reason of pods that Kubernetes deletes because of a taint on their node. It sets that
-taint on unreachable nodes, and administrators may set one on a node that works."""
+"""Disruption reason of pods that Kubernetes deletes because of a taint on their node. Kubernetes
+sets this taint on unreachable nodes. Administrators may also set it on a node that works."""
 UNREACHABLE_GRACE = timedelta(seconds=1)
-"""Wait before a silent pod of an unreachable Kubernetes node is replaced."""
+"""Wait before a silent pod on an unreachable Kubernetes node is replaced."""
 OVERDUE_GRACE = timedelta(seconds=15)
-"""Wait after a pod's grace period before it is replaced in any case: its kubelet is gone."""
+"""Wait after the end of a pod's grace period. Then the pod is replaced, because its kubelet must be
+gone."""
 
 _ENDED = frozenset({AgentPhase.FAILED, AgentPhase.PREEMPTED})
 
@@ -20,8 +21,8 @@ _ENDED = frozenset({AgentPhase.FAILED, AgentPhase.PREEMPTED})
 def is_abandoned(world: World, pod: PodView) -> bool:
     """Return whether a pod that is being deleted must be replaced by force.
 
-    Its container may still run. So its replacement always belongs to a later attempt: the ranks of
-    the old one can neither join that attempt nor commit a checkpoint past its fence.
+    Its container may still run. So the new pod always belongs to a later attempt. The ranks of the
+    old pod can neither join that attempt nor commit a checkpoint, because of the fence.
 
     The waits begin when this operator first sees the deletion, because its clock and that of the
     API server may differ.
@@ -39,8 +40,8 @@ def is_unreachable(world: World, pod: PodView) -> bool:
     """Return whether Kubernetes removes a pod because its Kubernetes node is lost.
 
     Kubernetes marks the pods of an unreachable node as not ready before it deletes them. So a ready
-    pod proves that the node works, and so does an agent that reports the end of its ranks. Other
-    statuses do not, because they may be older than the loss.
+    pod proves that the node works. An agent status that reports the end of its ranks proves it too.
+    Other agent statuses may be older than the loss.
     """
     agent = world.agent_status(pod)
     ended = agent is not None and agent.phase in _ENDED

@@ -16,7 +16,7 @@ STEADY = timedelta(seconds=60)
 
 
 def count_attempt(world: World, status: DDPJobStatus) -> DDPJobStatus:
-    """Return the status with the ended attempt counted, for any cause."""
+    """Return the status in which the ended attempt is counted, whatever ended it."""
     count = 0 if _made_progress(world, status) else status.attempts_without_progress + 1
     return status.model_copy(update={"attempts_without_progress": count})
 
@@ -27,9 +27,9 @@ def delay(status: DDPJobStatus) -> timedelta:
 
 
 def remaining(status: DDPJobStatus, now: datetime) -> timedelta:
-    """Return how long the current attempt still waits before it starts; 0 or less if it may start.
+    """Return the time until the current attempt may start; 0 or less if it may start now.
 
-    A longer wait than the delay means that the clock was set back since. The attempt then starts.
+    If the time is longer than the delay, the clock was set back, and the attempt may start.
     """
     start = status.attempt_start_time
     if start is None or start - now > delay(status) + timedelta(seconds=1):
@@ -38,9 +38,10 @@ def remaining(status: DDPJobStatus, now: datetime) -> timedelta:
 
 
 def before_creation(earlier: int) -> timedelta:
-    """Return the wait before a pod is created again for the same attempt: 0, 0, 1, 2, 4 … 300 s.
+    """Return the wait before a pod is recreated for the same attempt: 0, 0, 1, 2, 4 … 300 s.
 
-    Something may remove the pods of a job before their ranks start. No budget limits that.
+    Another controller may delete the pods of a job before their ranks start. No budget limits these
+    deletions.
 
     Args:
         earlier: How often the pod was created for the attempt.

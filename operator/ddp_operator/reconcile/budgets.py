@@ -1,10 +1,10 @@
 """Charge the end of an attempt to its budget, and decide whether another attempt follows.
 
 The cause of the fault selects the budget: `maxRestarts` for the application, which may count in a
-window of time, and `maxInfrastructureRestarts` for pods, nodes and volumes. A free end uses none.
-An attempt that invalid input ended is never retried, and neither is a job whose attempts stall.
-The counts are in the status, and are charged in the write that starts the next attempt. So a
-restarted operator charges no end twice.
+window of time, and `maxInfrastructureRestarts` for pods, nodes and volumes. A free end uses no
+budget. Invalid input fails the job without a retry, and so do too many stalled attempts. The counts
+are part of the status. The write that starts the next attempt also charges the last end, so a
+restarted operator never charges an end twice.
 """
 
 from datetime import datetime, timedelta
@@ -19,9 +19,10 @@ _TIMES = 32
 
 
 def why_not_retried(job: DDPJob, status: DDPJobStatus, fault: Fault, now: datetime) -> str | None:
-    """Return why no attempt follows the one that a fault ended, or None when one follows.
+    """Return the reason why no attempt follows a fault, or None if another attempt follows.
 
-    `status` must already count the attempt as stalled if it was, but must not be charged yet.
+    `status` must already count a stalled attempt, but must not yet contain the charge for the
+    fault.
     """
     reason = _no_retry_reason(job, status, fault, now)
     return None if reason is None else f"(attempt {status.attempt} is not retried: {reason})"
@@ -51,7 +52,7 @@ def charge(status: DDPJobStatus, cause: Cause, now: datetime) -> DDPJobStatus:
 
 
 def _spent_budget(job: DDPJob, status: DDPJobStatus, cause: Cause, now: datetime) -> str | None:
-    """Return the name and limit of the budget of a cause if it is used up, or else None."""
+    """Return name and limit of the budget of a cause if no restart is left, or else None."""
     spec = job.spec
     if cause is Cause.FREE:
         return None

@@ -1,7 +1,7 @@
-"""Let a job wait while another job owns the directory of its checkpoints.
+"""Let a job wait while another job owns the same checkpoint directory.
 
-Two jobs that write to one directory take it from each other, attempt by attempt. A `command` does
-not even notice, and one overwrites the files of the other.
+If two jobs used one directory, each new attempt of one job would fence out the other job. Jobs with
+a `command` have no fence and would overwrite each other's files.
 """
 
 from collections.abc import Iterable
@@ -25,18 +25,18 @@ LOOK_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Claimant:
-    """A job that uses a directory, or would use it if it started."""
+    """A job that uses a checkpoint directory, or would use it after its start."""
 
     name: str
     uid: str
     created: str
-    """Time of its creation, as the API server wrote it."""
+    """Creation time of the job, as the API server wrote it."""
     started: bool
     """Whether an attempt of the job has used the directory."""
 
 
 def first_in_line(claimants: Iterable[Claimant]) -> Claimant:
-    """Return the owner of a directory: a job that has used it, or else the oldest one."""
+    """Return the owner of a directory: a job that has used it, or else the oldest job."""
     return min(claimants, key=lambda one: (not one.started, one.created, one.uid))
 
 
@@ -49,7 +49,7 @@ def may_share(job: DDPJob) -> bool:
 
 
 def wait(world: World, owner: str) -> Plan:
-    """Return the plan of a job that waits for the owner of its directory. It has no pods."""
+    """Return the plan of a job that waits, without pods, for the owner of its directory."""
     status = _without_attempt(world)
     before = status.condition(ConditionType.PODS_READY)
     message = (
@@ -73,7 +73,7 @@ def wait(world: World, owner: str) -> Plan:
 
 
 def _without_attempt(world: World) -> DDPJobStatus:
-    """Return the status without an attempt: an edit of the path ends that of another directory."""
+    """Return the status without an attempt. An edited path ends an attempt of the old directory."""
     status = world.job.status
     if status.attempt == 0:
         return status

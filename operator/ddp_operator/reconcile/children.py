@@ -1,16 +1,17 @@
 """Create, replace and delete children until they match the current attempt.
 
-Each reconcile compares the children with the status and returns the actions that are still
-missing, so an interrupted plan needs no undo. Each node of the job has one pod with a fixed name:
+Each reconcile compares the children with the status and returns the actions that are still missing,
+so an interrupted plan needs no undo. Each node of the job has one pod with a fixed name:
 
 - A living pod of an earlier attempt gets the new attempt number, and its agent restarts the ranks
-  in place. It is deleted instead if its spec has changed or the escalation asks for a new pod.
-- A pod that ended in an earlier attempt is deleted. Its successor is created at once, unless
-  something still runs in the old pod or a finalizer keeps its name.
-- A pod that ended in the current attempt stays, because it is a result. That of a node that is no
-  member has none, and is replaced.
+  in place. The pod is deleted instead if its spec has changed or the escalation requires a new pod.
+- A pod that ended in an earlier attempt is deleted. Its successor is created at once, unless a
+  container still runs in the old pod or a finalizer keeps its name.
+- A pod of a member that ended in the current attempt stays, because it holds a result. An ended pod
+  of any other node is replaced.
 
-Two pods of one node never run at once, because both would join the rendezvous as that node.
+Two pods of one node never run at the same time, because both would join the rendezvous as this
+node.
 """
 
 from dataclasses import replace
@@ -41,13 +42,13 @@ from ddp_operator.reconcile.world import World
 from ddp_wire.contract import ATTEMPT_STOP
 
 OTHER_PODS_WAIT = timedelta(seconds=5)
-"""Longest wait for the members of a new attempt before pods of other nodes are created."""
+"""Maximum time for which pods of other nodes wait until the members of a new attempt train."""
 LINGERING_GRACE_SECONDS = 1
-"""Grace period of a pod whose worker has ended, while a sidecar still runs."""
+"""Grace period in seconds of a pod whose worker has ended while a sidecar still runs."""
 
 
 def fresh_pods(job: DDPJob, defaults: Defaults) -> PodsStatus:
-    """Return the values that all pods share when they are created together."""
+    """Return the settings that all pods share when they are created together."""
     spec = job.spec
     policy = spec.image_pull_policy
     return PodsStatus(
@@ -89,7 +90,7 @@ def ensure_attempt(world: World, status: DDPJobStatus, defaults: Defaults) -> li
 
 
 def _may_wait(world: World, index: int) -> bool:
-    """Return whether a pod without a part in the attempt is created later.
+    """Return whether a pod of a node that is not a member may be created later.
 
     While the members recover from a fault, a new pod would only take CPU time and requests.
     """
@@ -101,7 +102,7 @@ def _may_wait(world: World, index: int) -> bool:
 
 
 def _ensure_other_children(world: World, defaults: Defaults) -> list[Action]:
-    """Return actions that create the children that are no pods, or restore their owned fields."""
+    """Return actions that create or restore all children except pods."""
     actions: list[Action] = []
     for kind in kinds_in_use(defaults):
         if kind.build is None:
@@ -115,7 +116,7 @@ def _ensure_other_children(world: World, defaults: Defaults) -> list[Action]:
 def _shared_defaults(world: World, defaults: Defaults) -> Defaults:
     """Return the image of the attempt's other pods, so that an upgrade never mixes two images.
 
-    Without a record in the status, an older operator created these pods.
+    If the status records no image, an older operator created these pods.
     """
     pods, status = world.job.status.pods, world.job.status
     if pods is not None:
@@ -128,7 +129,7 @@ def _shared_defaults(world: World, defaults: Defaults) -> Defaults:
 
 
 def _is_replaceable(world: World, pod: PodView) -> bool:
-    """Return whether a new pod may take the name of this one at once.
+    """Return whether a new pod may replace this pod at once.
 
     A pod that ended in this attempt is a result and stays. A pod of an earlier attempt only
     occupies the name.
@@ -139,7 +140,7 @@ def _is_replaceable(world: World, pod: PodView) -> bool:
 
 
 def _ensure_living(world: World, pod: PodView, *, recreate: bool) -> list[Action]:
-    """Return the actions for a pod that stays or ends by itself.
+    """Return the actions for a pod that runs, or that is about to end by itself.
 
     A deleted pod keeps its name until it is gone, so a later reconcile creates its successor.
     """
@@ -165,14 +166,14 @@ def delete_pods(world: World) -> list[Action]:
 
 
 def _is_deletable(pod: PodView) -> bool:
-    """Return whether a deletion of the pod changes anything."""
+    """Return whether deleting the pod would still change anything."""
     return not pod.held and (pod.terminal or not pod.deleting)
 
 
 def end_pods(world: World) -> list[Action]:
     """Return actions that end every pod of a finished job but keep it for its log.
 
-    Ranks may still run: those of a failed attempt, or those that exit after their work was done.
+    Ranks may still run: after a failed attempt, or after their work until they exit.
     """
     actions: list[Action] = []
     for pod in world.pods:

@@ -21,15 +21,13 @@ from ddp_wire.messages import AgentPhase
 MESSAGE_CHARACTERS = 2048
 """Maximum length of a message, in characters, because the API server's errors have no limit."""
 OLD_READINESS_LIMIT = timedelta(seconds=10)
-"""Age of an attempt at which a readiness cannot describe the previous attempt any more.
-
-The kubelet delivers the new attempt order within about 2 s, and probes every second.
-"""
+"""Age of an attempt from which a pod's readiness describes this attempt, and not the previous one.
+The kubelet delivers the new attempt order within about 2 s, and probes every second."""
 QUOTA_EXCEEDED = "QuotaExceeded"
 SCHEDULING_GATED = "SchedulingGated"
 CHECKPOINT_PATH_IN_USE = "CheckpointPathInUse"
 QUEUED = (QUOTA_EXCEEDED, SCHEDULING_GATED, "Unschedulable")
-"""Reasons of PodsReady for a job that waits for room, which is normal."""
+"""Reasons of the condition PodsReady for a job that waits for room, which is a normal state."""
 _BLOCKED_REASONS = (
     ("exceeded quota", QUOTA_EXCEEDED),
     ("strict decoding error", "InvalidPod"),
@@ -40,7 +38,7 @@ _BLOCKED_REASONS = (
     ("denied the request", "AdmissionRejected"),
     (" is forbidden: ", "AdmissionRejected"),
 )
-"""Condition reason for each fragment of an API server error. The first match applies."""
+"""Condition reasons, by a part of the API server's error message. The first match applies."""
 
 
 def set_condition(
@@ -77,7 +75,7 @@ def set_condition(
 
 
 class ConditionWriter:
-    """Setter of conditions of one job at one time."""
+    """Writer of conditions for one job at one point in time."""
 
     def __init__(self, world: World, status: DDPJobStatus) -> None:
         self.world = world
@@ -96,7 +94,7 @@ class ConditionWriter:
         )
 
     def set_waiting_for_ranks(self) -> None:
-        """Set the condition Rendezvoused to False until all ranks of the attempt have joined."""
+        """Set the condition Rendezvoused to False while some ranks have not joined."""
         message = f"attempt {self.status.attempt} waits until all its ranks have joined"
         self.set(ConditionType.RENDEZVOUSED, False, "WaitingForRanks", message)
 
@@ -127,8 +125,8 @@ def active_conditions(world: World, status: DDPJobStatus) -> DDPJobStatus:
 def _first_trains(world: World, status: DDPJobStatus) -> bool:
     """Return whether the first member's agent reports that its ranks train in the current attempt.
 
-    No rank gets past torchrun's rendezvous or into the process group without all the others. So
-    this one status is enough, and the operator needs not wait until it has read thousands.
+    No rank can pass torchrun's rendezvous or join the process group without all other ranks. So the
+    status of one agent is enough, and the operator need not read thousands of them.
     """
     pod = world.first_pod
     agent = world.agent_status(pod) if pod is not None else None
@@ -142,8 +140,8 @@ def _is_training(world: World, status: DDPJobStatus, pod: PodView, *, joined: bo
 
     The kubelet's readiness can be 1 s old and thus describe the previous attempt. Until all ranks
     have joined, the agent must report the current attempt too. An operator that cannot reach the
-    agent believes the readiness of a pod that was created for the attempt, or one that outlasts
-    the start of the attempt.
+    agent relies on the readiness if the pod was created for the attempt, or if the readiness lasts
+    longer than the start of the attempt.
 
     Args:
         world: The observed state.
@@ -162,7 +160,7 @@ def _is_training(world: World, status: DDPJobStatus, pod: PodView, *, joined: bo
 
 
 def _outlasts_start(world: World, status: DDPJobStatus) -> bool:
-    """Return whether a readiness cannot describe the previous attempt any more."""
+    """Return whether a readiness is too old or too new to describe the previous attempt."""
     started = status.attempt_start_time
     if status.attempt == 1 or started is None:
         return status.attempt == 1
@@ -184,9 +182,10 @@ def _set_pods_ready(out: ConditionWriter, ready: int, wanted: int) -> None:
 
 
 def _waiting_reason(pods: Sequence[PodView]) -> str | None:
-    """Return the reason for which pods wait: one of the kubelet, or else one of the scheduler.
+    """Return the reason why pods wait: the kubelet's reason, or else the scheduler's.
 
-    Only a job whose pods all wait for room or for a queue has Unschedulable or SchedulingGated.
+    The reason is Unschedulable or SchedulingGated only if all pods of the job wait for room or for
+    a queue.
     """
     stuck = (p.waiting for p in pods if p.phase == "Pending" and is_stuck(p))
     reasons = {text.partition(":")[0] for text in stuck if text}
@@ -195,14 +194,14 @@ def _waiting_reason(pods: Sequence[PodView]) -> str | None:
 
 
 def blocked_reason(error: str) -> str:
-    """Return the condition reason for an API server error."""
+    """Return the condition reason that matches an API server error."""
     return next((reason for part, reason in _BLOCKED_REASONS if part in error), "NotServed")
 
 
 def start_over_warning(job: DDPJob, status: DDPJobStatus) -> str | None:
-    """Return the warning that a `command` may repeat the training of an earlier attempt, or None.
+    """Return a warning that a `command` may repeat an earlier attempt's training, or None.
 
-    A command may save without a report, so this is only a warning.
+    A command may save without reporting it, so the operator only warns.
     """
     if job.spec.command is None or status.attempt <= 1 or status.last_checkpoint is not None:
         return None
@@ -212,7 +211,7 @@ def start_over_warning(job: DDPJob, status: DDPJobStatus) -> str | None:
 
 
 def _summary(world: World, status: DDPJobStatus) -> tuple[str, str]:
-    """Return the reason (column STATUS) and the message (column MESSAGE) of an active job."""
+    """Return the values of the STATUS and MESSAGE columns for an active job."""
     joined = status.is_true(ConditionType.RENDEZVOUSED)
     if world.blocked is not None and not (joined and world.job.spec.may_leave_nodes_out):
         return "Pending", world.blocked
@@ -245,7 +244,7 @@ def _summary(world: World, status: DDPJobStatus) -> tuple[str, str]:
 
 
 def _obstacles(world: World, status: DDPJobStatus) -> list[str]:
-    """Return what keeps pods from the start. Those that cannot reach node 0 know it best."""
+    """Return the reasons why pods cannot start. Pods that cannot reach node 0 come first."""
     found = []
     for pod in reversed(world.pods):
         agent = world.agent_status(pod)
@@ -255,7 +254,7 @@ def _obstacles(world: World, status: DDPJobStatus) -> list[str]:
 
 
 def is_stuck(pod: PodView) -> bool:
-    """Return whether a pod waits for anything other than its normal start."""
+    """Return whether a pod waits for anything but its normal start."""
     return pod.waiting is not None and pod.waiting.partition(":")[0] not in NORMAL_START
 
 
@@ -278,7 +277,7 @@ def _running_message(world: World, status: DDPJobStatus) -> str:
 
 
 def sentence_about(straggler: StragglerStatus) -> str:
-    """Return a sentence about a slow rank."""
+    """Return a message about a slow rank."""
     place = f"{straggler.pod} ({straggler.node})" if straggler.node else straggler.pod
     return (
         f"rank {straggler.rank} on {place} needs {straggler.ratio} times as long as the others for"

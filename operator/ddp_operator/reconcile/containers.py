@@ -1,7 +1,7 @@
 """Describe the containers of a pod that are not the worker: init containers and sidecars.
 
-They decide nothing about the ranks. A failed init container is the exception, because the worker
-never starts after it.
+These containers do not affect the ranks, with one exception: if an init container fails, the worker
+never starts.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,10 +14,10 @@ from ddp_wire.plain_text import plain_text
 NORMAL_START = {"ContainerCreating", "PodInitializing"}
 """Waiting reasons that the kubelet reports for every pod that starts normally."""
 _WORDS_CHARACTERS = 300
-"""Maximum length of the last words of a container."""
+"""Maximum length of a container's last output in a message, in characters."""
 _GATES = "ReadinessGatesNotReady"
 _OTHERS_NOT_READY = {"ContainersNotReady", _GATES}
-"""Reasons of a false condition Ready that another container or a readiness gate can cause."""
+"""Reasons for which another container or a readiness gate can make the condition Ready false."""
 
 Status = Mapping[str, Any]
 """Status of a pod or of a container, as the API server stores it."""
@@ -25,7 +25,7 @@ Status = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class InitFailure:
-    """End of the init container without which the worker never starts."""
+    """Failure of an init container, after which the worker never starts."""
 
     container: str
     exit_code: int
@@ -36,7 +36,7 @@ class InitFailure:
 
 
 def last_line(text: str) -> str:
-    """Return the last line of a text that is not empty, or its end if the line is long."""
+    """Return the last line of a text that is not empty. Return only the end of a long line."""
     lines = [plain for line in text.splitlines() if (plain := plain_text(line).strip())]
     return lines[-1][-_WORDS_CHARACTERS:] if lines else ""
 
@@ -44,8 +44,8 @@ def last_line(text: str) -> str:
 def worker_is_ready(conditions: Mapping[str, Status], worker: Status) -> bool:
     """Return whether the worker container is ready, even if the pod is not.
 
-    If the Kubernetes node is lost, the worker's own field stays true and only the condition turns
-    false, without a reason.
+    If the Kubernetes node is lost, the worker's own field stays true. Only the pod's condition
+    Ready turns false, without a reason.
     """
     ready = conditions.get("Ready", {})
     if ready.get("status") == "True":
@@ -67,7 +67,7 @@ def init_failure(spec: Status, status: Status) -> InitFailure | None:
 
 
 def init_waiting(spec: Status, status: Status) -> str | None:
-    """Return for which init container the worker waits, or None."""
+    """Return the init container that the worker waits for, as a message, or None."""
     for one in _init_statuses(spec, status):
         state = one.get("state") or {}
         if waits := state.get("waiting"):
@@ -81,7 +81,7 @@ def init_waiting(spec: Status, status: Status) -> str | None:
 def trouble_beside(
     spec: Status, status: Status, conditions: Mapping[str, Status], worker: Status
 ) -> str | None:
-    """Return what is wrong beside a worker that is ready, or None."""
+    """Return a message about a problem of another container while the worker is ready, or None."""
     if not worker.get("ready"):
         return None
     for one in _beside(spec, status):
@@ -101,7 +101,7 @@ def trouble_beside(
 
 
 def waiting(container: Status) -> str | None:
-    """Return reason and message of a container that waits, or None."""
+    """Return reason and message of a waiting container, or None."""
     found = (container.get("state") or {}).get("waiting")
     return _sentence(found) if found else None
 

@@ -1,12 +1,12 @@
 """Turn the observed state of a job into a plan: the first policy that applies decides.
 
 The order follows two rules. An end comes before a start, because no pod may be created for a job
-that is about to end or to wait. Among the ends, an outcome that needs no further attempt comes
-before one that needs it. `_decide` has one policy after the other, each with the reason for its
-place. All of them see the same world and only return plans, so `decide` is a pure function.
+that is about to end or to wait. Among the ends, an outcome without a further attempt comes before
+an outcome with one. `_decide` calls one policy after another and states the reason for the order.
+Policies only read the observed state (`World`) and return plans, so `decide` is a pure function.
 
-Two parts of each plan come from no policy: `_with_observation` adds what every reconcile shows,
-and the goodput ledger advances with each status that is written.
+Two parts of each plan do not come from a policy: `_with_observation` adds the observed fields of
+the status, and each status write advances the goodput ledger.
 """
 
 from collections.abc import Sequence
@@ -62,7 +62,7 @@ ROOT_CAUSE_REQUEUE_SECONDS = 0.3
 
 
 def decide(world: World, defaults: Defaults) -> Plan:
-    """Return the plan for a job, given its observed state."""
+    """Return the plan for a job from its observed state."""
     if world.job.metadata.deletion_timestamp is not None:
         return Plan(world.job.status)  # The garbage collector deletes its children.
     world, restored = with_reported_attempt(world)
@@ -100,7 +100,7 @@ def _decide(world: World, defaults: Defaults) -> Plan:
 
 
 def _decide_running(world: World, defaults: Defaults) -> Plan:
-    """Return the plan of a job whose current attempt goes on, unless it has a fault."""
+    """Return the plan of a job whose current attempt continues, or handle the attempt's faults."""
     status = world.job.status
     # The next fault must find the budgets as they are after this correction.
     if (corrected := late_cause.correct(world)) is not None:
@@ -120,7 +120,7 @@ def _decide_running(world: World, defaults: Defaults) -> Plan:
 
 
 def _begin(world: World, defaults: Defaults) -> Plan:
-    """Return the plan of a job without an attempt of the current spec."""
+    """Return the plan of a job that has no attempt with the current spec."""
     # Two jobs must not write to one directory, so the wait comes before any start.
     if world.checkpoint_owner is not None:
         return checkpoint_owner.wait(world, world.checkpoint_owner)
@@ -132,8 +132,8 @@ def _begin(world: World, defaults: Defaults) -> Plan:
 def _completion(world: World) -> Plan | None:
     """Return the plan that completes the job, or None.
 
-    Ranks that have done their work may exit by themselves. If something keeps them from it, the job
-    is complete all the same, because a new attempt would only find the finished run.
+    Ranks that have finished their work may exit by themselves. If they cannot exit, the job is
+    still complete, because a new attempt would only find a finished run.
     """
     if _all_succeeded(world):
         return _complete(world)  # Even if a deadline has passed before the operator looked.
@@ -149,7 +149,7 @@ def _completion(world: World) -> Plan | None:
 
 
 def _all_succeeded(world: World) -> bool:
-    """Return whether every rank of the attempt exited with code 0 and every container has ended."""
+    """Return whether every rank of the attempt exited with 0 and every container has ended."""
     return world.succeeded >= set(world.members)
 
 
@@ -164,7 +164,7 @@ def _fail_by_deadline(world: World, reason: str, message: str) -> Plan:
 
 
 def _handle_faults(world: World, faults: Sequence[Fault], defaults: Defaults) -> Plan:
-    """Return the plan that ends the attempt: it starts the next one, or fails the job."""
+    """Return the plan that ends a faulty attempt, and starts the next one or fails the job."""
     fault = find_root_cause(list(faults), world)
     if fault is None:
         return Plan(world.job.status, requeue_seconds=ROOT_CAUSE_REQUEUE_SECONDS, undecided=True)
@@ -197,8 +197,8 @@ def _complete(world: World, interrupted_by: str = "") -> Plan:
     """Return the plan that completes the job.
 
     Args:
-        world: The observed state of the job. All ranks have exited, or have done their work.
-        interrupted_by: Sentence about what keeps ranks from exiting by themselves, or "".
+        world: The observed state of the job. All ranks have exited, or have finished their work.
+        interrupted_by: Message about the reason why ranks cannot exit by themselves, or "".
     """
     status = with_progress(world, world.job.status, at_the_end=True)
     problems = exits.exit_events(world)
@@ -274,7 +274,7 @@ def _requeue_seconds(world: World, status: DDPJobStatus) -> float:
 
 
 def _with_observation(world: World, plan: Plan) -> Plan:
-    """Return the plan with the fields of its status that every reconcile sets."""
+    """Return the plan with the status fields that every reconcile sets from the observed state."""
     status = plan.status.model_copy(
         update={
             "observed_generation": world.job.metadata.generation,

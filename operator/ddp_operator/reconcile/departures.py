@@ -1,6 +1,6 @@
-"""Remember which Kubernetes nodes a member has left, so that no attempt grows onto a flapping one.
+"""Record the Kubernetes nodes that lost a member, so that no job grows onto an unsteady one.
 
-A node that comes and goes would otherwise cost two changes of the size each time.
+A node that fails and returns would otherwise cause two changes of the job's size each time.
 """
 
 from collections import Counter
@@ -14,11 +14,11 @@ _REMEMBERED = timedelta(hours=1)
 _MOST = 32
 """Maximum number of departures in the status."""
 _UNSTEADY = 2
-"""Number of departures within an hour from which a Kubernetes node is not used to grow."""
+"""Number of departures within an hour from which a job does not grow onto the Kubernetes node."""
 
 
 def with_departures(status: DDPJobStatus, nodes: Iterable[str], now: datetime) -> DDPJobStatus:
-    """Return the status with members recorded as having left these Kubernetes nodes now."""
+    """Return the status in which these Kubernetes nodes are recorded as left by a member now."""
     known = _recent(status, now)
     new = [DepartureStatus(node=n, time=now.replace(microsecond=0)) for n in sorted(set(nodes))]
     kept = [*known, *new][-_MOST:]
@@ -26,13 +26,13 @@ def with_departures(status: DDPJobStatus, nodes: Iterable[str], now: datetime) -
 
 
 def unsteady_nodes(status: DDPJobStatus, now: datetime) -> frozenset[str]:
-    """Return the Kubernetes nodes that members have left twice within the last hour."""
+    """Return the Kubernetes nodes on which members were lost twice within the last hour."""
     counts = Counter(departure.node for departure in _recent(status, now))
     return frozenset(node for node, count in counts.items() if count >= _UNSTEADY)
 
 
 def usable_from(status: DDPJobStatus, node: str, now: datetime) -> datetime:
-    """Return the time from which a job grows onto an unsteady Kubernetes node again."""
+    """Return the time from which a job may grow onto an unsteady Kubernetes node again."""
     times = sorted(one.time for one in _recent(status, now) if one.node == node)
     return times[-_UNSTEADY] + _REMEMBERED if len(times) >= _UNSTEADY else now
 

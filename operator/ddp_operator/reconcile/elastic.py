@@ -41,12 +41,12 @@ _NAMED = 4
 
 @dataclass(frozen=True)
 class SizeLimits:
-    """SizeLimits of the number of members, and of its changes."""
+    """Limits for the number of members, and for changes of this number."""
 
     nodes: int
-    """Number of members that the job asks for."""
+    """Number of nodes that the job asks for."""
     least: int
-    """Smallest number of members."""
+    """Minimum number of members."""
     start_wait_seconds: int
     shrink_after_seconds: int
     grow_after_seconds: int
@@ -54,17 +54,17 @@ class SizeLimits:
 
 @dataclass(frozen=True)
 class Resize:
-    """Change of the members that is due now."""
+    """A change of the members that the operator must start now."""
 
     members: Members
     why: str
-    """Clause of a sentence that follows `because`."""
+    """Reason for the change, as a clause that follows the word `because`."""
 
 
 def after_fault(world: World) -> Members:
     """Return the members of the attempt that follows a fault.
 
-    Living members stay, nodes that are ready take the place of lost ones, and a lost node without a
+    Living members stay. Ready nodes take the place of lost members. A lost member without a
     substitute stays a member until `shrinkAfterSeconds` have passed.
     """
     limits, possible = limits_of(world.job), frozenset(range(world.job.pods))
@@ -80,7 +80,7 @@ def after_fault(world: World) -> Members:
 
 
 def due(world: World) -> Resize | None:
-    """Return the change of the members that is due now, or None. The attempt must have no fault."""
+    """Return the change of the members to start now, or None. The attempt must have no fault."""
     limits = limits_of(world.job)
     if limits is None:
         return None
@@ -94,7 +94,7 @@ def due(world: World) -> Resize | None:
 
 
 def seconds_until_due(world: World) -> float | None:
-    """Return the seconds until a change of the members can become due by time alone, or None."""
+    """Return the seconds until a change of the members may become due without an event, or None."""
     limits, status = limits_of(world.job), world.job.status
     if limits is None:
         return None
@@ -109,7 +109,7 @@ def seconds_until_due(world: World) -> float | None:
 
 
 def limits_of(job: DDPJob) -> SizeLimits | None:
-    """Return the limits of a job, or None if all its pods are members of each attempt."""
+    """Return the limits of a job, or None if each attempt trains on all its pods."""
     elastic = job.spec.elastic
     if elastic is None:
         fixed = SizeLimits(job.nodes, job.nodes, 0, 0, 0)
@@ -124,7 +124,7 @@ def limits_of(job: DDPJob) -> SizeLimits | None:
 
 
 def lost_nodes(world: World) -> frozenset[str]:
-    """Return the Kubernetes nodes of the members that are lost."""
+    """Return the Kubernetes nodes on which members were lost."""
     if not world.job.spec.may_leave_nodes_out:
         return frozenset()
     lost = (index for index in world.members if _is_lost(world.pod(index)))
@@ -133,13 +133,13 @@ def lost_nodes(world: World) -> frozenset[str]:
 
 
 def ready_spares(world: World) -> str | None:
-    """Return how many nodes could take the place of a lost member now, as `1/2`. None for none."""
+    """Return how many spares could take the place of a lost member now, as `1/2`, or None."""
     spares = world.job.spec.spares
     return f"{len(_candidates(world))}/{spares}" if spares else None
 
 
 def next_growth(world: World) -> str | None:
-    """Return when a job that trains with fewer nodes than it asks for grows, as a sentence."""
+    """Return a message about when a job with missing nodes grows again."""
     limits, status = limits_of(world.job), world.job.status
     if limits is None or len(world.members) >= limits.nodes:
         return None
@@ -159,14 +159,15 @@ def next_growth(world: World) -> str | None:
 
 
 def trains(world: World, status: DDPJobStatus) -> bool:
-    """Return whether an elastic job trains, even if some of its pods wait for a Kubernetes node."""
+    """Return whether an elastic job trains, even if some of its pods wait for a node."""
     return world.job.spec.may_leave_nodes_out and status.is_true(ConditionType.RENDEZVOUSED)
 
 
 def _all_train(world: World) -> bool:
-    """Return whether all members train by the newest statuses of their agents.
+    """Return whether the newest agent statuses show that all members train.
 
-    Otherwise ranks may be lost already, and the others could not agree on the update to save.
+    Otherwise a rank may already be lost, and the remaining ranks could not agree on the update to
+    save.
     """
     pods = [world.pod(index) for index in world.members]
     agents = [world.agent_status(pod) if pod is not None else None for pod in pods]
@@ -175,7 +176,7 @@ def _all_train(world: World) -> bool:
 
 
 def _scaled_down(world: World, limits: SizeLimits) -> Resize:
-    """Return the change after the user has reduced `nodes` or `spares`."""
+    """Return the change of the members after the user has reduced `nodes` or `spares`."""
     kept = [i for i in world.members if i < world.job.pods] + _candidates(world)
     if len(kept) < limits.least:
         kept += sorted(set(range(world.job.pods)) - set(kept))
@@ -185,7 +186,7 @@ def _scaled_down(world: World, limits: SizeLimits) -> Resize:
 
 
 def _without_late_members(world: World, limits: SizeLimits) -> Resize | None:
-    """Return the change that starts without the nodes that are not ready in time."""
+    """Return the change that starts the attempt without nodes that were not ready in time."""
     absent = _absent(world)
     if any(_still_stops(world, index) for index in absent):
         return None  # Its ranks save, or are killed when their time is over.
@@ -201,7 +202,7 @@ def _without_late_members(world: World, limits: SizeLimits) -> Resize | None:
 
 
 def _without_disrupted_members(world: World, limits: SizeLimits) -> Resize | None:
-    """Return the change that leaves out members that will be lost, before they are."""
+    """Return the change that removes members before an announced disruption ends them."""
     pods = [(i, pod) for i in world.members if (pod := world.pod(i)) is not None]
     # The ranks on a Kubernetes node that is lost can save nothing: this is a fault, found later.
     answering = [(i, pod) for i, pod in pods if not is_unreachable(world, pod)]
@@ -213,7 +214,7 @@ def _without_disrupted_members(world: World, limits: SizeLimits) -> Resize | Non
 
 
 def _grown(world: World, limits: SizeLimits) -> Resize | None:
-    """Return the change that adds all nodes that are ready."""
+    """Return the change of the members that adds all ready nodes."""
     if not _may_grow(world, limits):
         return None
     if _left(_last_change(world), limits.grow_after_seconds, world.now) > 0.0:
@@ -224,25 +225,25 @@ def _grown(world: World, limits: SizeLimits) -> Resize | None:
 
 
 def _may_grow(world: World, limits: SizeLimits) -> bool:
-    """Return whether there is a node that is ready, and room for it."""
+    """Return whether the attempt has room for another member and a ready node exists."""
     return len(world.members) < limits.nodes and bool(_steady_candidates(world))
 
 
 def _with_candidates(world: World, limits: SizeLimits, without: Members) -> Members:
-    """Return the members without some of them, and with the nodes that are ready instead."""
+    """Return the members without some nodes, and with ready nodes in their place."""
     kept = [index for index in world.members if index not in without] + _candidates(world)
     return frozenset(kept[: limits.nodes])
 
 
 def _candidates(world: World) -> list[int]:
-    """Return the nodes that are no members and could train at once, the steady ones first."""
+    """Return the nodes that are not members and could train at once, the steady ones first."""
     steady = _steady_candidates(world)
     others = (index for index in _ready_nodes(world) if index not in steady)
     return [*steady, *others]
 
 
 def _steady_candidates(world: World) -> list[int]:
-    """Return the same without those on a Kubernetes node that members left twice in an hour."""
+    """Return these nodes without those on a Kubernetes node that lost two members in an hour."""
     unsteady = departures.unsteady_nodes(world.job.status, world.now)
     pods = ((index, world.pod(index)) for index in _ready_nodes(world))
     return [index for index, pod in pods if pod is not None and pod.node not in unsteady]
@@ -260,7 +261,7 @@ def _ready_nodes(world: World) -> list[int]:
 
 
 def is_ready(world: World, pod: PodView) -> bool:
-    """Return whether the agent of a pod has the order of the attempt, and could start it now."""
+    """Return whether a pod's agent has the attempt order and could start the attempt now."""
     agent = world.agent_status(pod)
     if agent is None or pod.deleting or pod.terminal or agent.attempt != world.job.status.attempt:
         return False
@@ -269,14 +270,14 @@ def is_ready(world: World, pod: PodView) -> bool:
 
 
 def _still_stops(world: World, index: int) -> bool:
-    """Return whether the living agent of a member has not ended its previous attempt yet."""
+    """Return whether a living member's agent is still ending the previous attempt."""
     pod = world.pod(index)
     agent = world.agent_status(pod) if pod is not None and not _is_lost(pod) else None
     return agent is not None and 0 < agent.attempt < world.job.status.attempt
 
 
 def _absent(world: World) -> Members:
-    """Return the members that are not ready."""
+    """Return the members whose pods are not ready."""
     found = set()
     for index in world.members:
         pod = world.pod(index)
@@ -290,32 +291,32 @@ def _is_lost(pod: PodView | None) -> bool:
 
 
 def _is_drained(world: World, pod: PodView | None) -> bool:
-    """Return whether a lost pod was disrupted on purpose, so that it does not come back soon."""
+    """Return whether a lost pod was disrupted on purpose, so that it will not return soon."""
     return pod is not None and pod.disruption is not None and not is_unreachable(world, pod)
 
 
 def _patience(world: World, limits: SizeLimits) -> int:
-    """Return the seconds for which the attempt waits for members that are not ready."""
+    """Return how many seconds the attempt waits for members that are not ready."""
     last = world.job.status.attempts[-1:]
     starts = all(attempt.reason in _FRESH_STARTS for attempt in last)
     return limits.start_wait_seconds if starts else limits.shrink_after_seconds
 
 
 def _last_change(world: World) -> datetime | None:
-    """Return the time of the last change of the members, or else of the attempt's start."""
+    """Return the time of the last change of the members, or else the attempt's start time."""
     last = world.job.status.last_resize
     return last.time if last is not None else world.job.status.attempt_start_time
 
 
 def _left(since: datetime | None, seconds: int, now: datetime) -> float:
-    """Return the seconds that are left. A start in the future means that the clock was set back."""
+    """Return the remaining seconds of a wait. A future start means that the clock was set back."""
     if since is None or since > now + timedelta(seconds=1):
         return 0.0
     return (since + timedelta(seconds=seconds) - now).total_seconds()
 
 
 def _subject(nodes: Iterable[int]) -> str:
-    """Return nodes as the subject of a sentence."""
+    """Return a list of nodes as the subject of a sentence."""
     given = sorted(nodes)
     more = len(given) - _NAMED
     text = ", ".join(map(str, given[:_NAMED])) + (f" and {more} more" if more > 0 else "")
@@ -323,6 +324,6 @@ def _subject(nodes: Iterable[int]) -> str:
 
 
 def _named(nodes: Iterable[int]) -> str:
-    """Return the subject of a sentence about nodes, with its verb."""
+    """Return a list of nodes and the matching verb, as the start of a sentence."""
     given = list(nodes)
     return f"{_subject(given)} {'are' if len(given) > 1 else 'is'}"

@@ -1,4 +1,4 @@
-"""Record the attempts that have ended."""
+"""Record ended attempts in the status."""
 
 from datetime import datetime
 
@@ -8,13 +8,13 @@ from ddp_operator.reconcile.escalation import newest_step
 _ATTEMPTS = 10
 """Maximum number of ended attempts in the status."""
 _CHARACTERS = 256
-"""Maximum length of a message, in characters. lastFailure holds the whole message."""
+"""Maximum length of a message, in characters. The whole message is in lastFailure."""
 
 
 def with_ended_attempt(
     status: DDPJobStatus, now: datetime, *, cause: Cause | None, reason: str, message: str
 ) -> DDPJobStatus:
-    """Return the status with the end of the current attempt recorded once."""
+    """Return the status in which the end of the current attempt is recorded exactly once."""
     recorded = {attempt.number for attempt in status.attempts}
     if status.attempt == 0 or status.attempt in recorded:
         return status
@@ -32,7 +32,7 @@ def with_ended_attempt(
 
 
 def with_last_step(status: DDPJobStatus) -> DDPJobStatus:
-    """Return the status with the newest checkpoint as the end of its newest ended attempt.
+    """Return the status in which the last ended attempt has its newest checkpoint.
 
     Pods that stop commit their last checkpoint after the attempt was recorded.
     """

@@ -9,9 +9,9 @@ stalled, and the number of stalled attempts in a row selects the remedy for the 
 - 2: recreate all pods.
 - 3: fail the job, because no stronger remedy is left.
 
-A saved step resets the count. A free end, or one about which the operator has no reports, leaves it
-unchanged. Each stalled attempt also gives strikes to the Kubernetes nodes of its faults. New pods
-avoid a node with two strikes, if another one has room (`builders/affinity.py`).
+A saved step resets the count. A free end, or an end without reports to the operator, leaves the
+count unchanged. Each stalled attempt also gives strikes to the Kubernetes nodes of its faults. New
+pods avoid a node with two strikes, if another one has room (`builders/affinity.py`).
 """
 
 from collections.abc import Iterable
@@ -34,7 +34,7 @@ _STRIKES = 32
 
 
 def reset_stalled_attempts(status: DDPJobStatus) -> DDPJobStatus:
-    """Return the status with the count of stalled attempts at 0 once this attempt saved a step."""
+    """Return the status with stalledAttempts reset to 0 once this attempt has saved a step."""
     if not status.stalled_attempts or not has_saved(status):
         return status
     return status.model_copy(update={"stalled_attempts": 0})
@@ -49,7 +49,7 @@ def count_stalled_attempt(
 
     Args:
         world: The observed state of the job.
-        status: Its status, with the newest checkpoint.
+        status: The job's status, with the newest checkpoint.
         fault: The root cause of the attempt's end.
         faults: All faults of the attempt. Their Kubernetes nodes get strikes.
     """
@@ -70,9 +70,9 @@ def count_stalled_attempt(
 
 
 def _is_outage(status: DDPJobStatus, fault: Fault) -> bool:
-    """Return whether volume or network failed, and the next attempts may find them recovered.
+    """Return whether the volume or the network failed and may recover for the next attempt.
 
-    Pods that have never trained may be kept from each other by a policy, which does not recover.
+    If the pods have never trained, a network policy may separate them. That does not recover.
     """
     reason = fault.failure.reason
     has_trained = status.last_checkpoint is not None
@@ -80,7 +80,7 @@ def _is_outage(status: DDPJobStatus, fault: Fault) -> bool:
 
 
 def pods_to_replace(job: DDPJob, status: DDPJobStatus) -> frozenset[str]:
-    """Return the names of the pods to recreate for the current attempt, not to restart in place.
+    """Return the names of the pods that the current attempt must recreate.
 
     The result depends on the status alone, so a restarted operator continues the same escalation.
     The caller skips pods that already carry the number of the current attempt.
@@ -113,16 +113,17 @@ def has_saved(status: DDPJobStatus) -> bool:
 def _reports_checkpoints(job: DDPJob, status: DDPJobStatus) -> bool:
     """Return whether a missing checkpoint report means that there is no checkpoint.
 
-    A `command` may save without reporting. It counts only after it has reported a checkpoint.
+    A `command` may save without reporting. A missing report of a command has a meaning only after
+    it has reported a checkpoint.
     """
     reports = job.spec.task is not None or status.last_checkpoint is not None
     return job.spec.checkpoint is not None and reports
 
 
 def _receives_statuses(world: World, status: DDPJobStatus) -> bool:
-    """Return whether the operator would know of a checkpoint that the current attempt saved.
+    """Return whether the operator would learn of a checkpoint of the current attempt.
 
-    It would not if it cannot reach the agents, for example behind a NetworkPolicy.
+    It learns of none if it cannot reach the agents, for example because of a NetworkPolicy.
     """
     first = world.first_pod
     final = first.termination.final if first is not None and first.termination else None

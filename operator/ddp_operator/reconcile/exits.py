@@ -1,6 +1,6 @@
 """Describe how the ranks of a finished run exited.
 
-Their work is done, so a failure at that time costs no attempt.
+The work of these ranks is done, so a failed exit causes no new attempt.
 """
 
 from collections.abc import Iterator
@@ -11,13 +11,13 @@ from ddp_wire.contract import ExitCode
 from ddp_wire.messages import AgentPhase, AgentStatus, ExitProblem, RankPhase
 
 EXIT_FAILED = "ExitFailed"
-"""Reason of the Event about ranks that did not exit as they should."""
+"""Reason of the Event about ranks that failed during their exit."""
 _NAMED = 3
 """Maximum number of ranks that the Event names."""
 
 
 def exit_events(world: World) -> tuple[Event, ...]:
-    """Return the Event about ranks that crashed, or were killed, after their work was done."""
+    """Return the Event about ranks that crashed or were killed after their work was done."""
     found = list(_problems(world))
     if not found:
         return ()
@@ -28,7 +28,7 @@ def exit_events(world: World) -> tuple[Event, ...]:
 
 
 def all_done(agent: AgentStatus) -> bool:
-    """Return whether all ranks of a node have done their work and are exiting."""
+    """Return whether all ranks of a node have finished their work and are exiting."""
     training = agent.phase is AgentPhase.TRAINING
     return training and bool(agent.ranks) and all(r.phase is RankPhase.DONE for r in agent.ranks)
 
@@ -36,8 +36,9 @@ def all_done(agent: AgentStatus) -> bool:
 def work_is_done(world: World) -> bool:
     """Return whether all ranks of the current attempt have done their work, and saved it.
 
-    No rank of a task reports its result before all ranks have saved theirs. So one of them proves
-    it, even if another rank has failed since. A `command` may go on working after that report.
+    A rank of a task reports its result only after all ranks have saved theirs. So one report is
+    proof, even if another rank has failed since. A rank of a `command` may continue to work after
+    its report, so there every rank counts.
     """
     if world.job.spec.task is None:
         return False

@@ -1,4 +1,4 @@
-"""One finding that the current attempt cannot go on."""
+"""Define a fault: one finding that the current attempt cannot continue."""
 
 import math
 from dataclasses import dataclass
@@ -11,14 +11,15 @@ STOPPED = "Preempted"
 
 @dataclass(frozen=True)
 class Fault:
-    """One finding that the current attempt cannot go on."""
+    """One finding that the current attempt cannot continue."""
 
     failure: FailureStatus
     at: float = math.inf
-    """Time of the failure in unix seconds by a clock that all faults of the attempt share.
-    Infinite if only the operator has seen the fault."""
+    """Time of the failure in unix seconds, by a clock that all faults of the attempt share.
+    Infinite if only the operator has observed the fault."""
     secondary: bool = False
-    """Whether the ranks only lost a peer, so that this fault is never the root cause."""
+    """Whether the ranks failed only because they lost a peer. Such a fault is never the root
+    cause."""
     permanent: bool = False
     """Whether every further attempt would fail in the same way."""
 

@@ -1,12 +1,13 @@
-"""Find the faults because of which the current attempt cannot go on.
+"""Find the faults that prevent the current attempt from continuing.
 
-Judge each node of the job by itself, so that one event may cause several faults. The agent's status
-decides first, then the exit code of the container, then the state of the pod. A disruption that
-Kubernetes announced for the pod overrides them, because it explains why the ranks failed. The job
-as a whole may have hung only if no node has a fault.
+The module judges each node of the job on its own, so that one event may cause several faults. The
+agent's status decides first, then the exit code of the container, then the state of the pod. A
+disruption that Kubernetes announced for the pod overrides them, because it explains why the ranks
+failed. A hang of the whole job is considered only if no node has a fault.
 
-A missing pod is a fault only after torchrun has started on all nodes. Before, the operator creates
-the pod and the others wait for it at the start barrier. `root_cause` selects the fault to act on.
+A missing pod is a fault only after torchrun has started on all nodes. Before that, the operator
+creates the pod, and all other pods wait for it at the start barrier. `root_cause` selects the fault
+to act on.
 """
 
 import math
@@ -36,7 +37,7 @@ _REASONS: dict[int | None, str] = {
     ExitCode.BAD_INPUT: "BadInput",
     ExitCode.VOLUME_FAILED: VOLUME_FAILED,
 }
-"""Reason for each exit code of a rank that has one of its own."""
+"""Reason for each exit code of a rank that has a special meaning."""
 _REASON_CHARACTERS = 1024
 """Maximum length of a reason, in characters, because other controllers set no limit."""
 
@@ -60,15 +61,15 @@ _DISRUPTIONS = {
         "was terminated by the kubelet of its Kubernetes node",
     ),
 }
-"""Cause and predicate of the message for each reason for which a controller ends pods."""
+"""Cause, and predicate of the message, for each disruption reason of a controller."""
 
 _SYNCHRONISED_SECONDS = 2.0
-"""Difference of two clocks up to which they count as synchronised. Below it, the difference between
-the starts of two agents may be larger than that between their clocks."""
+"""Maximum clock difference in seconds at which two clocks count as synchronised. The difference
+between the starts of two agents may be as large, without any difference between their clocks."""
 
 
 def find_faults(world: World) -> list[Fault]:
-    """Return all faults of the current attempt. The list is empty while the attempt can go on."""
+    """Return all faults of the current attempt; an empty list if the attempt can continue."""
     found = []
     offsets = _clock_offsets(world)
     for index in world.members:
@@ -82,7 +83,7 @@ def find_faults(world: World) -> list[Fault]:
 
 
 def _clock_offsets(world: World) -> dict[str, float]:
-    """Return by how many seconds the clock of each pod's node is ahead of most others.
+    """Return how many seconds the clock of each pod's node is ahead of most other nodes.
 
     The start barrier opens for all agents at once, so that the times at which they start torchrun
     show the difference between their clocks.
@@ -123,10 +124,10 @@ def _pod_fault(world: World, index: int, *, started: bool) -> Fault | None:
 
 
 def _is_leaving(world: World, pod: PodView, *, started: bool) -> bool:
-    """Return whether Kubernetes removes a pod, so that only its removal counts.
+    """Return whether Kubernetes removes a pod, so that its exit code has no meaning.
 
-    Before the start, its exit code does not count, unless its agent reports a failure. Kubernetes
-    marks the pods of a removed node as Failed just before it deletes them.
+    Before the start of the attempt, the exit code counts only if the agent reports a failure.
+    Kubernetes marks the pods of a removed node as Failed just before it deletes them.
     """
     if pod.deleting and not pod.terminal:
         return True
@@ -141,7 +142,7 @@ def _has_failed(world: World, pod: PodView) -> bool:
 
 
 def ended_pod(world: World, pod: PodView) -> Fault | None:
-    """Return the fault that the agent of a pod reports, or else the one its container shows."""
+    """Return the fault that the pod's agent reports, or else the fault that its container shows."""
     agent = world.agent_status(pod)
     if agent is not None and agent.attempt == world.job.status.attempt:
         if agent.phase is AgentPhase.FAILED:
@@ -185,7 +186,7 @@ def _rank_fault(world: World, pod: PodView, agent: AgentStatus) -> Fault:
 
 
 def _out_of_memory(who: str, cause: Failure, world: World) -> str:
-    """Return the sentence of a rank that ran out of memory, and where the limit comes from."""
+    """Return a message about a rank that ran out of memory, and about the origin of the limit."""
     if not cause.message:
         return f"{who} exceeded the memory limit of its pod"
     resources = world.job.spec.resources
@@ -195,7 +196,7 @@ def _out_of_memory(who: str, cause: Failure, world: World) -> str:
 
 
 def _dead_pod(world: World, pod: PodView) -> Fault:
-    """Return the fault of a failed pod whose agent left no status of this attempt."""
+    """Return the fault of a failed pod without an agent status of this attempt."""
     end = pod.termination
     if end is None:
         if pod.init_failure is not None and pod.reason is None:
@@ -217,7 +218,7 @@ def _dead_pod(world: World, pod: PodView) -> Fault:
 
 
 def _failed_init_container(world: World, pod: PodView, end: InitFailure) -> Fault:
-    """Return the fault of a pod whose worker never started, because an init container failed."""
+    """Return the fault of a pod whose init container failed, so that its worker never started."""
     how = (
         "ran out of memory"
         if end.reason == "OOMKilled"

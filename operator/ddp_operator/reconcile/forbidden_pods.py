@@ -1,7 +1,7 @@
-"""Report a job whose pods the installation forbids, or that asks for a gang it does not offer.
+"""Report a job whose pods or gang the operator's settings forbid.
 
-The chart's ValidatingAdmissionPolicy refuses such jobs. A job may be older than the policy, or the
-cluster may lack the admission policy.
+The chart's ValidatingAdmissionPolicy refuses such jobs. The operator reports a job that is older
+than the policy, or a job in a cluster without the policy.
 """
 
 from ddp_operator.api.pod_policy import forbidden_field
@@ -16,9 +16,9 @@ from ddp_operator.reconcile.world import World
 
 
 def without_forbidden_pods(world: World, plan: Plan, defaults: Defaults) -> Plan:
-    """Return the plan, or one that reports the forbidden field and leaves the job alone.
+    """Return the plan, or a plan that only reports the forbidden field.
 
-    Pods that run already keep running and restart in place: a stricter policy ends no attempt.
+    Running pods keep running and restart in place, because a stricter policy ends no attempt.
     """
     if not _needs_new_pods(world, plan):
         return plan
@@ -34,7 +34,7 @@ def without_forbidden_pods(world: World, plan: Plan, defaults: Defaults) -> Plan
 
 
 def _needs_new_pods(world: World, plan: Plan) -> bool:
-    """Return whether a plan creates pods, or replaces all of them because the spec was changed."""
+    """Return whether a plan creates pods, or replaces all pods because of a changed spec."""
     job = world.job
     if is_finished(plan.status) or job.spec.suspend:
         return False

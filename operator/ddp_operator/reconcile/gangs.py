@@ -1,10 +1,11 @@
-"""Create and delete the group objects of gangs, and tell what a waiting gang waits for.
+"""Create and delete the group objects of gangs, and report why a gang waits.
 
-No other module of `reconcile` asks which gang scheduler a job uses. These rules hold for each:
+No other module of `reconcile` depends on the gang scheduler of a job. These rules hold for every
+scheduler:
 
 - The group object exists before its pods. `actions` runs an `EnsureChild` before any `CreatePod`.
-- All pods that are created together get a new group. Its name is in the status before any of them
-  exists, so a restarted operator creates the same group.
+- All pods that are created together get a new group. The status contains the group's name before
+  any of these pods exists, so a restarted operator creates the same group.
 - Each node of the job has one pod, and `children` creates its successor only once that pod has
   ended or its object is gone. So a group never has more living pods than the job.
 - A group without a living pod that is not the group of the current attempt is deleted. So are all
@@ -28,11 +29,11 @@ from ddp_operator.reconcile.pod_view import PodView
 from ddp_operator.reconcile.world import World
 
 _IGNORED = {"FieldDropped", "NotServed"}
-"""Reasons of the condition GangScheduled for pods that are placed for themselves."""
+"""Reasons of the condition GangScheduled for pods that the scheduler places on their own."""
 _WAITING = ("PodGroupScheduled", "PodGroupInitiallyScheduled", "Unschedulable")
-"""Conditions of group objects whose message tells why the gang waits."""
+"""Conditions of group objects whose messages state why the gang waits."""
 _NOT_ADMITTED = "Pending"
-"""Phase of a group that its queue has not admitted yet."""
+"""Phase of a group that its queue has not yet admitted."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class GangReport:
 
 
 def why_no_gang(job: DDPJob, defaults: Defaults) -> str | None:
-    """Return why new pods of a job cannot get the gang that it relies on, or None if they can."""
+    """Return the reason why new pods of a job cannot get its gang, or None if they can."""
     gangs, gang = defaults.gangs, recorded_gang(job)
     if job.status.pods is None or job.status.attempt_spec_hash != job.spec_hash:
         wanted = gang_type(job, gangs)
@@ -57,7 +58,7 @@ def why_no_gang(job: DDPJob, defaults: Defaults) -> str | None:
 
 
 def ensure_group(world: World, defaults: Defaults) -> list[EnsureChild | DeleteChild]:
-    """Return actions that create or restore the group object, and delete the groups before it."""
+    """Return actions that create or restore the group object, and delete older groups."""
     gang = recorded_gang(world.job)
     if gang is None or not defaults.gangs.serves(gang.api_version):
         return list(_deletions(world, keep=None))
@@ -76,7 +77,7 @@ def release_groups(world: World) -> list[DeleteChild]:
 
 
 def _deletions(world: World, keep: str | None) -> list[DeleteChild]:
-    """Return deletions of all groups without a living pod, except for one."""
+    """Return actions that delete all groups without a living pod, except for one group."""
     living = {pod.gang_group for pod in world.pods if not pod.terminal}
     out = []
     for row in GROUP_ROWS:
@@ -90,13 +91,13 @@ def _deletions(world: World, keep: str | None) -> list[DeleteChild]:
 
 
 def _group_object(world: World, gang: GangStatus) -> Mapping[str, Any] | None:
-    """Return the group object of the current attempt as it exists, or None."""
+    """Return the existing group object of the current attempt, or None."""
     groups = world.children.get(row_of(gang.api_version), ())
     return next((g for g in groups if g["metadata"]["name"] == gang.group), None)
 
 
 def is_held_by_queue(world: World) -> bool:
-    """Return whether a queue has not admitted the group of the job yet."""
+    """Return whether a queue has not yet admitted the job's group."""
     gang = recorded_gang(world.job)
     if gang is None or gang.type is not GangType.VOLCANO:
         return False
@@ -104,7 +105,7 @@ def is_held_by_queue(world: World) -> bool:
 
 
 def report(world: World) -> GangReport | None:
-    """Return how the gang of the current attempt stands, or None for a job that never had one."""
+    """Return the state of the current attempt's gang, or None for a job that never had a gang."""
     gang = recorded_gang(world.job)
     if gang is None:
         known = world.job.status.condition(ConditionType.GANG_SCHEDULED) is not None
@@ -125,7 +126,7 @@ def report(world: World) -> GangReport | None:
 
 
 def _lost_mark(pod: PodView, gang: GangStatus) -> GangReport | None:
-    """Return the report about a pod that is no member of the gang, or None for a member."""
+    """Return a report about a pod that lacks the mark of its gang, or None for a marked pod."""
     if not pod.gang_group:
         why = f"the API server did not serve {gang.api_version} when the pod was created"
         return GangReport(False, "NotServed", f"{pod.name} is placed for itself, because {why}")
@@ -136,11 +137,11 @@ def _lost_mark(pod: PodView, gang: GangStatus) -> GangReport | None:
 
 
 def waiting_sentence(status: DDPJobStatus, pod: str | None, *, missing: bool) -> str | None:
-    """Return what a job with a gang waits for, or None if its pods tell it.
+    """Return why a job with a gang waits, or None if its pods show the reason.
 
     Args:
         status: Status with the condition GangScheduled.
-        pod: What the scheduler or the kubelet tells about one pod, or None.
+        pod: Message of the scheduler or the kubelet about one pod, or None.
         missing: Whether pods of the job do not exist yet.
     """
     gang = status.condition(ConditionType.GANG_SCHEDULED)
@@ -158,7 +159,7 @@ def warnings(before: DDPJobStatus, after: DDPJobStatus) -> list[Event]:
 
 
 def _why_it_waits(world: World, gang: GangStatus) -> str:
-    """Return the sentence of the scheduler or the queue about the group, or ""."""
+    """Return the message of the scheduler or the queue about the group, or ""."""
     group = _group_object(world, gang)
     status = (group.get("status") or {}) if group is not None else {}
     for condition in status.get("conditions") or []:

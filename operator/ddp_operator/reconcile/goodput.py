@@ -1,8 +1,8 @@
 """Compute the goodput ledger in the status: charge each millisecond of a job to one bucket.
 
-All that the ledger needs is in the statuses of the job and its agents, so a restart of the
-operator loses nothing. While an attempt trains, the ledger is complete up to the newest update that
-global rank 0 has reported. The time after it is charged once its use is known.
+The ledger depends only on the statuses of the job and its agents, so a restart of the operator
+loses nothing. While an attempt trains, the ledger is complete up to the newest update that global
+rank 0 has reported. Later time is charged once the operator knows its use.
 """
 
 from datetime import UTC, datetime, timedelta
@@ -23,18 +23,18 @@ from ddp_operator.reconcile.world import World
 from ddp_wire.messages import TrainingTimes
 
 _SUSPENDED = "Suspended"
-"""Reason of a suspended job, and of the end of the attempt that the suspension stopped."""
+"""Reason of a suspended job, and of the end of the attempt that a suspension stopped."""
 
 
 _WAITS = frozenset({_SUSPENDED, "Invalid", "Completed"})
-"""Reasons of the end of an attempt after which the job waits for its user.
+"""Reasons of ended attempts after which the job waits for its user.
 
 `ddpjob run` resumes a completed job if its config asks for more.
 """
 
 
 def advance(world: World, status: DDPJobStatus) -> DDPJobStatus:
-    """Return a status that is about to be written, with its ledger advanced.
+    """Return a status, which is about to be written, with an advanced ledger.
 
     Args:
         world: The observed state, with the status that the new one replaces.
@@ -59,7 +59,7 @@ def advance(world: World, status: DDPJobStatus) -> DDPJobStatus:
 
 
 def _charge_attempt(world: World, status: DDPJobStatus, ledger: Ledger, now: int) -> dict[str, Any]:
-    """Charge the time of the attempt of the old status. Return the other changed fields."""
+    """Charge the time of the old status' attempt. Return the other changed fields."""
     old, seen = world.job.status, observed_training(world, world.job.status.attempt)
     known = old.goodput or GoodputStatus()
     ended = _has_ended(old, status)
@@ -90,7 +90,7 @@ def _charge_attempt(world: World, status: DDPJobStatus, ledger: Ledger, now: int
 def _charge_start(
     world: World, status: DDPJobStatus, seen: Training, ledger: Ledger, until: int
 ) -> bool:
-    """Charge the time until the first update. Return whether the ranks train since then.
+    """Charge the time until the first update. Return whether the ranks have reached it.
 
     Without heartbeats, the training of a `command` begins when its ranks have joined.
     """
@@ -108,7 +108,7 @@ def _charge_start(
 
 
 def _joined_at(world: World, status: DDPJobStatus, seen: Training, ledger: Ledger) -> int | None:
-    """Return the time at which all ranks of the old status' attempt had joined, if they have."""
+    """Return the time at which all ranks of the old status' attempt had joined, or None."""
     old, rank = world.job.status, seen.rank_zero
     if old.is_true(ConditionType.RENDEZVOUSED):
         return ledger.position
@@ -144,8 +144,8 @@ def _charge_training(
 ) -> CountedStatus | None:
     """Charge the time of the training. Return the part of the attempt that is now counted.
 
-    The times of rank 0 split the time up to its newest update. The rest is training, and is charged
-    only when the attempt has ended, or if there are no times.
+    The times of rank 0 split the time up to its newest update. The remaining time counts as
+    training. It is charged only when the attempt has ended, or if rank 0 reports no times.
     """
     known = world.job.status.goodput or GoodputStatus()
     counted = known.counted or CountedStatus(step=_first_step(world, seen))
@@ -170,9 +170,9 @@ def _charge_training(
 def _charge_times(
     old: CountedStatus, new: CountedStatus, reached: int, ledger: Ledger, until: int
 ) -> None:
-    """Charge what rank 0 has measured since the last count.
+    """Charge the times that rank 0 has measured since the last charge.
 
-    A status that crosses `reached` is split in proportion to its updates.
+    If the updates cross `reached`, the times are split in proportion to the updates.
     """
     training = max(0, new.training_milliseconds - old.training_milliseconds)
     data_wait = max(0, new.data_wait_milliseconds - old.data_wait_milliseconds)
@@ -210,9 +210,8 @@ def _end_of_training(
 ) -> int:
     """Return the time until which the ranks of an ended attempt made progress.
 
-    The newest progress in the statuses is older than the end, but by no more than the interval
-    between two statuses if the ranks trained until the end. After a hang, nothing is training that
-    follows the newest progress.
+    If the ranks trained until the end, the newest reported progress is at most one status interval
+    older than the end. After a hang, no time after the newest progress counts as training.
     """
     if seen.done_at is not None:
         return _at_unix(ledger, seen.done_at)

@@ -1,15 +1,17 @@
-"""Name the rank for which all others wait, from the agent statuses of a hung attempt.
+"""Find the rank that all other ranks wait for, from the agent statuses of a hung attempt.
 
-When one rank stops in a collective, all ranks stop, so a lack of progress alone names no culprit.
-Each agent reports the ranks of its node that make no progress. The operator decides once all nodes
-have reported, or `GATHER_WAIT` has passed. It compares two independent witnesses:
+When one rank stops, all ranks stop at their next collective, so a lack of progress alone does not
+identify the rank. Each agent reports the ranks of its node that make no progress. The operator
+decides once all nodes have reported, or `GATHER_WAIT` has passed. It compares two independent
+witnesses:
 
-- torch's record of the collectives: which ranks are not in the collective in which the others wait.
-- the stacks: which ranks wait for no other rank, or are blocked by the kernel.
+- torch's record of the collectives shows which ranks are not in the collective in which other ranks
+    wait.
+- the stacks show which ranks wait for no other rank, or are blocked in the kernel.
 
-The message names a rank and its witnesses, and says where they disagree. The attempt ends only if
-that rank exceeds the limit of its own activity, for example loading data. Until then the status
-shows it as a suspect, because it may only be slow.
+The message names a rank and its witnesses, and states where the witnesses disagree. The attempt
+ends only if that rank exceeds the limit of its own activity, for example loading data. Until then
+the status shows it as a suspect, because it may only be slow.
 """
 
 from collections import Counter
@@ -26,33 +28,34 @@ from ddp_wire.messages import INSPECTED_COLLECTIVES, AgentStatus, HungRank, Rank
 HUNG = "Hung"
 """Reason of the failure of an attempt that made no progress."""
 NO_PROGRESS = "NoProgress"
-"""Reason of the Event about a suspect."""
+"""Reason of the Event about a suspect: a rank that makes no progress."""
 GATHER_WAIT = timedelta(seconds=5)
-"""Longest wait for the statuses of the other nodes, whose agents look once per second."""
+"""Maximum wait for the statuses of other nodes. Their agents check their ranks once per second."""
 _LONG_SECONDS = 60.0
-"""Time without progress from which the status names rank 0 although it is within its limits."""
+"""Seconds without progress after which the status names rank 0 even within its limits."""
 _NAMED = 4
 """Maximum number of ranks that a sentence names."""
 _LIBRARIES = ("/lib/python", "/site-packages/", "/dist-packages/")
-"""Parts of the paths of libraries. The frame of the user's code tells more than what it calls."""
+"""Parts of library paths. A message shows the innermost frame outside the libraries."""
 
 Ranks = frozenset[int]
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The ranks for which the others wait, and how the witnesses found them."""
+    """The ranks that all other ranks wait for, and the witnesses that identified them."""
 
     ranks: Ranks
-    """Empty if no witness names a rank."""
+    """Numbers of the ranks. Empty if no witness identifies a rank."""
     how: str
-    """Part of a sentence, for example `by both the collectives and the stacks`."""
+    """Names of the witnesses as a part of a sentence, for example `by both the collectives and the
+    stacks`."""
 
 
 def has_hung(world: World) -> bool:
-    """Return whether the attempt ends, because a rank for which the others wait hangs.
+    """Return whether the attempt must end because the rank that others wait for hangs.
 
-    A rank in its data, in a hook or in a compiler has a longer limit than the ranks that wait.
+    A rank that loads data, runs a hook or compiles has a longer limit than the waiting ranks.
     """
     if not _makes_no_progress(world):
         return False
@@ -61,7 +64,7 @@ def has_hung(world: World) -> bool:
 
 
 def suspect(world: World) -> SuspectStatus | None:
-    """Return the rank that makes no progress now although the attempt goes on, or None."""
+    """Return the rank that makes no progress now, or None. The attempt continues."""
     if not _makes_no_progress(world) or not is_complete(world):
         return _slow_rank_zero(world)
     found, verdict = _judged(world)
@@ -72,7 +75,7 @@ def suspect(world: World) -> SuspectStatus | None:
 
 
 def suspect_events(world: World, status: DDPJobStatus) -> list[Event]:
-    """Return the Event about a new suspect of the ranks. Rank 0 in a long save gets none."""
+    """Return the Event about a new suspect. Rank 0 in a long save gets no Event."""
     old, new = world.job.status.suspect, status.suspect
     if new is None or new == old or not _makes_no_progress(world):
         return []
@@ -80,7 +83,7 @@ def suspect_events(world: World, status: DDPJobStatus) -> list[Event]:
 
 
 def _slow_rank_zero(world: World) -> SuspectStatus | None:
-    """Return rank 0 if it makes no progress for long, as in a save to a volume that is frozen."""
+    """Return rank 0 if it makes no progress for long, for example in a save to a frozen volume."""
     agent = next(_agent_statuses(world))
     rank = next((r for r in agent.ranks if r.rank == 0), None) if agent is not None else None
     if rank is None or not rank.activity or (rank.idle_seconds or 0.0) < _LONG_SECONDS:
@@ -112,7 +115,7 @@ def _as_suspect(world: World, hung: HungRank, sentence: str) -> SuspectStatus | 
 
 
 def _judged(world: World) -> tuple[dict[int, HungRank], Verdict]:
-    """Return the inspected ranks, and the ranks for which the others wait."""
+    """Return the inspected ranks, and the ranks that all other ranks wait for."""
     found = {one.rank: one for one in _inspected(world)}
     silent = frozenset(range(world.ranks)) - found.keys()
     return found, judge(found, silent)
@@ -121,21 +124,21 @@ def _judged(world: World) -> tuple[dict[int, HungRank], Verdict]:
 def _makes_no_progress(world: World) -> bool:
     """Return whether no rank of the current attempt makes progress.
 
-    Every agent that answers must report it: a rank within its limit may only be slow.
+    Every agent that answers must report this. A rank within its limit may only be slow.
     """
     agents = [agent for agent in _agent_statuses(world) if agent is not None]
     return bool(agents) and all(agent.hang for agent in agents)
 
 
 def is_complete(world: World) -> bool:
-    """Return whether all agents have reported, or whether the time of the silent ones is over."""
+    """Return whether all agents have reported, or the wait for silent agents has ended."""
     if world.undecided_for is not None and world.undecided_for >= GATHER_WAIT:
         return True
     return all(agent is not None for agent in _agent_statuses(world))
 
 
 def failure(world: World) -> FailureStatus:
-    """Return the failure of a hung attempt. An agent must have reported it."""
+    """Return the failure of a hung attempt. At least one agent must have reported the hang."""
     found, verdict = _judged(world)
     rank = min(verdict.ranks, default=None)
     pod = None if rank is None else world.pod_of(rank)
@@ -155,11 +158,11 @@ def failure(world: World) -> FailureStatus:
 
 
 def judge(found: Mapping[int, HungRank], silent: Ranks) -> Verdict:
-    """Return the verdict about all ranks of an attempt.
+    """Return the ranks of an attempt that all others wait for, with the evidence.
 
     Args:
-        found: The ranks that an agent has inspected.
-        silent: All other ranks. Their agents did not report.
+        found: Inspection results of the ranks whose agents have reported.
+        silent: Numbers of the other ranks, whose agents did not report.
     """
     recorded = by_collectives(found, silent)
     seen = by_stacks(found, silent)
@@ -176,11 +179,11 @@ def judge(found: Mapping[int, HungRank], silent: Ranks) -> Verdict:
 
 
 def by_collectives(found: Mapping[int, HungRank], silent: Ranks) -> Ranks:
-    """Return the ranks that keep the others waiting, by torch's record of the collectives.
+    """Return the ranks that other ranks wait for, from torch's record of the collectives.
 
-    If ranks have begun another collective under the same number, return those in the minority:
-    they have left out a collective, or called one too many. Otherwise return the ranks that have
-    begun fewer collectives than the others.
+    If ranks have begun different collectives with the same number, return the minority: these ranks
+    have skipped a collective or called an extra one. Otherwise return the ranks that have begun
+    fewer collectives than the other ranks.
     """
     known = {r: i for r, one in found.items() if (i := one.inspection) is not None and i.number}
     if not known:
@@ -197,9 +200,9 @@ def by_collectives(found: Mapping[int, HungRank], silent: Ranks) -> Ranks:
 
 
 def by_stacks(found: Mapping[int, HungRank], silent: Ranks) -> Ranks:
-    """Return the ranks that do not wait for others: by their stack, or because they are blocked.
+    """Return the ranks that wait for no other rank, or are blocked, according to their stacks.
 
-    If all ranks wait, return those that are in another part of the update than most.
+    If all ranks wait, return those that are in a different part of the update than most ranks.
     """
     waiting = {rank: one for rank, one in found.items() if _waits(one)}
     idle = (found.keys() | silent) - waiting.keys()
@@ -209,7 +212,7 @@ def by_stacks(found: Mapping[int, HungRank], silent: Ranks) -> Ranks:
 
 
 def _minority(values: Mapping[int, Hashable]) -> Ranks:
-    """Return the ranks whose value is not that of most ranks. None of two equal halves counts."""
+    """Return the ranks whose value differs from that of most ranks; none for equal halves."""
     (usual, count), *_ = Counter(values.values()).most_common()
     if 2 * count <= len(values):
         return frozenset()
@@ -217,7 +220,7 @@ def _minority(values: Mapping[int, Hashable]) -> Ranks:
 
 
 def _collective_at(inspection: RankInspection, number: int) -> str | None:
-    """Return the collective with a number, if the inspection reaches back to it."""
+    """Return the collective with a number, or None if the inspection does not contain it."""
     index = len(inspection.collectives) - 1 - ((inspection.number or 0) - number)
     return inspection.collectives[index] if 0 <= index < len(inspection.collectives) else None
 
@@ -227,7 +230,7 @@ def _waits(one: HungRank) -> bool:
 
 
 def _agent_statuses(world: World) -> Iterator[AgentStatus | None]:
-    """Yield the status of each node's agent in the current attempt, or None for a silent one."""
+    """Yield the status of each node's agent in the current attempt, or None if it is silent."""
     for index in world.members:
         pod = world.pod(index)
         agent = world.agent_status(pod) if pod is not None else None
@@ -236,7 +239,7 @@ def _agent_statuses(world: World) -> Iterator[AgentStatus | None]:
 
 
 def _inspected(world: World) -> Iterator[HungRank]:
-    """Yield all inspected ranks. Ignore what an agent reports about ranks of other nodes."""
+    """Yield all inspected ranks. Ignore an agent's reports about ranks of other nodes."""
     for index, agent in enumerate(_agent_statuses(world)):
         first = index * world.job.spec.ranks_per_node
         own = range(first, first + world.job.spec.ranks_per_node)
@@ -244,7 +247,7 @@ def _inspected(world: World) -> Iterator[HungRank]:
 
 
 def _cause(culprit: HungRank | None) -> Cause:
-    """Return the cause: a process that runs hangs in its own code."""
+    """Return the class of the fault: the application's if the hung process runs its own code."""
     runs = culprit is not None and culprit.inspection is not None and not culprit.blocked
     return Cause.APPLICATION if runs else Cause.INFRASTRUCTURE
 
@@ -264,7 +267,7 @@ def _sentence(world: World, verdict: Verdict, found: Mapping[int, HungRank]) -> 
 
 
 def _what(culprit: HungRank | None) -> str:
-    """Return what the culprit does, as the continuation of a sentence."""
+    """Return the activity of the hung rank, as the continuation of a sentence."""
     if culprit is None:
         return ", and its agent does not report"
     text = f" in {culprit.activity} of update {culprit.step + 1}"
@@ -287,7 +290,7 @@ def _collective(one: HungRank) -> str | None:
 
 
 def _innermost(stack: str) -> str:
-    """Return the innermost frame of a stack outside the libraries, on one line."""
+    """Return the innermost stack frame outside the libraries, on one line."""
     frames: list[list[str]] = []
     for line in stack.splitlines():
         if line.strip().startswith('File "'):
@@ -306,6 +309,6 @@ def _listed(ranks: Ranks) -> str:
 
 
 def _time(world: World, found: Iterable[HungRank]) -> datetime:
-    """Return the time of the last progress, by this operator's clock."""
+    """Return the time of the last progress, by the operator's clock."""
     seconds = max((max(0.0, one.seconds) for one in found), default=0.0)
     return world.now - timedelta(seconds=min(seconds, 1e9))

@@ -1,4 +1,4 @@
-"""Pods that another controller keeps by a finalizer after their end."""
+"""Find ended pods that another controller keeps with a finalizer."""
 
 from datetime import timedelta
 
@@ -6,11 +6,11 @@ from ddp_operator.builders import names
 from ddp_operator.reconcile.world import World
 
 _NORMAL = timedelta(seconds=10)
-"""Time that a controller may take to remove its finalizer before the status names it."""
+"""Time for which a controller may keep its finalizer before the status names the pod."""
 
 
 def held_sentence(world: World) -> str | None:
-    """Return who keeps the first pod whose successor cannot be created yet, or None."""
+    """Return a message about the controller that blocks a pod's successor, or None."""
     wanted = {names.pod_name(world.job, index) for index in range(world.job.pods)}
     for pod in world.pods:
         waited = world.deleting_for.get(pod.uid, timedelta(0)) - pod.grace

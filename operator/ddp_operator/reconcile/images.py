@@ -1,4 +1,4 @@
-"""Images by digest: a replaced pod runs the image of its peers even if the tag has moved."""
+"""Pin images by digest: a replaced pod runs its peers' image even if the tag has moved."""
 
 from collections.abc import Iterable
 
@@ -9,12 +9,12 @@ from ddp_operator.reconcile.pod_view import PodView
 
 
 def pinned_image(job: DDPJob, image: str, pods: Iterable[PodView]) -> str | None:
-    """Return the image by digest for a new pod of an attempt, or None if the tag decides.
+    """Return the image by digest for a new pod of an attempt, or None to use the tag.
 
     Args:
         job: The job, with the status of the attempt.
         image: Image that all pods of the attempt share.
-        pods: Pods of the job. Those that live with the same spec are the peers of the new one.
+        pods: Pods of the job. Living pods with the same spec are the peers of the new pod.
     """
     if has_digest(image):
         return None
@@ -24,7 +24,7 @@ def pinned_image(job: DDPJob, image: str, pods: Iterable[PodView]) -> str | None
 
 
 def mixed_image_events(job: DDPJob, pods: Iterable[PodView]) -> tuple[Event, ...]:
-    """Return the Event about pods of an attempt that run different images, if any."""
+    """Return the Event about pods of one attempt that run different images, if any."""
     peers = _peers(job, pods)
     if len({pod.image_by_digest for pod in peers}) < 2:  # noqa: PLR2004 - two are a mixture
         return ()
@@ -40,6 +40,6 @@ def mixed_image_events(job: DDPJob, pods: Iterable[PodView]) -> tuple[Event, ...
 
 
 def _peers(job: DDPJob, pods: Iterable[PodView]) -> list[PodView]:
-    """Return the living pods of the present spec whose digest is known."""
+    """Return the living pods of the current spec whose image digest is known."""
     living = (pod for pod in pods if not pod.terminal and not pod.deleting)
     return [p for p in living if p.image_by_digest and p.spec_hash == job.spec_hash]

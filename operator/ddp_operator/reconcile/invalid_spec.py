@@ -1,7 +1,7 @@
 """Build the status of a job whose spec breaks a validation rule.
 
-The API server refuses most of them. It accepts those that an older CRD allows, and those whose
-`config` the training loop refuses. The operator leaves such a job alone until a user edits it.
+The API server refuses most of these jobs. It accepts a job that an older CRD allows, or whose
+`config` only the training loop refuses. The operator ignores an invalid job until a user edits it.
 """
 
 from collections.abc import Mapping
@@ -17,14 +17,14 @@ from ddp_operator.reconcile.conditions import set_condition
 from ddp_operator.reconcile.lifecycle import is_finished
 
 INVALID = "Invalid"
-"""Reason of the condition Succeeded, which the STATUS column shows."""
+"""Reason of the condition Succeeded for an invalid job. The STATUS column shows it."""
 
 
 def refused_config(job: DDPJob) -> str | None:
-    """Return one sentence about the `config` of a job that cannot start with it, or None.
+    """Return an error message about a `config` with which a job cannot start, or None.
 
-    Only pods that do not exist yet run the default image, which is of the operator's own version.
-    Another image may contain another version of the loop.
+    The check applies only to pods that will be created with the default image, which has the
+    operator's own version. Another image may contain another version of the loop.
     """
     starts = not job.spec.suspend and job.status.attempt_spec_hash != job.spec_hash
     if not starts or job.spec.image is not None or is_finished(job.status):
@@ -35,10 +35,10 @@ def refused_config(job: DDPJob) -> str | None:
 def invalid_spec_status(
     job: Mapping[str, Any], message: str, now: datetime
 ) -> dict[str, Any] | None:
-    """Return the status that reports what is wrong with a job, or None to write nothing.
+    """Return a status that reports the error in a job's spec, or None to write nothing.
 
-    Nothing is written when the status reports it already or the job has finished. Nothing is
-    written when the status is unreadable, because another version of the operator wrote it.
+    Write nothing if the status already reports the error or the job has finished. Write nothing if
+    the status is unreadable, because another version of the operator wrote it.
     """
     try:
         status = DDPJobStatus.model_validate(job.get("status") or {})

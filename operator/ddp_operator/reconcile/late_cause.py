@@ -1,4 +1,4 @@
-"""Correct the cause of the last attempt when the status of the pod that it blames arrives late.
+"""Correct the cause of the last attempt's end when the failed pod's status arrives late.
 
 The peers of a pod that runs out of memory fail within milliseconds. The kubelet may report the end
 of the pod seconds later, when the operator has already charged the fault to the infrastructure.
@@ -17,7 +17,7 @@ from ddp_operator.reconcile.world import World
 
 
 def correct(world: World) -> Plan | None:
-    """Return the plan that moves the charge of the last attempt to its true cause, or None."""
+    """Return a plan that charges the last attempt's end to its true cause, or None."""
     fault = _late_fault(world)
     if fault is None:
         return None
@@ -33,7 +33,7 @@ def correct(world: World) -> Plan | None:
 
 
 def _late_fault(world: World) -> Fault | None:
-    """Return the fault of the pod that the last attempt blames, if the application caused it."""
+    """Return the fault of the pod that ended the last attempt, if the application caused it."""
     status = world.job.status
     blamed = status.last_failure
     if blamed is None or blamed.reason != PEER_LOST or blamed.attempt != status.attempt - 1:
@@ -60,7 +60,7 @@ def _ended_in(world: World, pod: PodView, attempt: int) -> bool:
 
 
 def _uncharged(status: DDPJobStatus, fault: Fault) -> DDPJobStatus:
-    """Return the status with the true cause, which no budget has paid yet."""
+    """Return the status with the true cause, which is not yet charged to any budget."""
     failure = fault.failure
     truth = {"cause": failure.cause, "reason": failure.reason, "message": failure.message[:256]}
     attempts = [

@@ -7,14 +7,14 @@ from ddp_operator.api.goodput import Bucket, GoodputStatus
 
 
 class Ledger:
-    """Milliseconds of one job by bucket, without a gap and without an overlap.
+    """Goodput ledger: milliseconds of one job by bucket, without gaps or overlaps.
 
     The position is the time up to which the ledger is complete, in milliseconds since the creation
-    of the job. It is the sum of all buckets, so no error of a clock can make the two differ.
+    of the job. The position is the sum of all buckets, so a wrong clock cannot make them differ.
     """
 
     def __init__(self, created: datetime, known: GoodputStatus | None) -> None:
-        """Continue a known ledger, or begin one at the creation of the job."""
+        """Continue an existing ledger, or begin a new one at the creation of the job."""
         known = known or GoodputStatus()
         self._created = created
         self._buckets = {bucket: known.milliseconds(bucket) for bucket in Bucket}
@@ -29,12 +29,12 @@ class Ledger:
         return (time - self._created) // timedelta(milliseconds=1)
 
     def charge(self, until: int, shares: Mapping[Bucket, float] | Bucket) -> None:
-        """Charge the time from the position until a later one. Do nothing if it is not later.
+        """Charge the time from the position until a later time, if it is later.
 
         Args:
             until: The new position.
-            shares: The bucket, or weights that split the time. If all are 0, the first bucket gets
-                the time.
+            shares: The bucket, or weights that split the time between buckets. If all weights are
+                0, the first bucket gets the time.
         """
         passed = until - self.position
         if passed <= 0:
@@ -49,7 +49,7 @@ class Ledger:
             given = upto
 
     def fields(self) -> dict[str, int | str | None]:
-        """Return the fields of the status that show the ledger."""
+        """Return the ledger as fields of the status."""
         counted = self.position - self._buckets[Bucket.SUSPENDED]
         share = 100 * self._buckets[Bucket.TRAINING] / counted if counted else None
         percent = None if share is None else f"{share:.1f}%"

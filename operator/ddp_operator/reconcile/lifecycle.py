@@ -59,7 +59,7 @@ def after_finish(world: World) -> Plan:
 
 
 def suspend(world: World) -> Plan:
-    """Return the plan that stops the pods. The attempt ends without a charge to any budget."""
+    """Return the plan that stops the pods. The end of the attempt uses no budget."""
     status = with_progress(world, world.job.status, at_the_end=True)
     if status.attempt_spec_hash is not None:
         # The first reconcile ends the attempt. Later ones wait until its pods have saved and ended.
@@ -92,7 +92,7 @@ def suspend(world: World) -> Plan:
 
 
 def exceeded_deadline(world: World) -> tuple[str, str] | None:
-    """Return reason and message of a deadline that has passed, or None."""
+    """Return reason and message for the deadline that has passed, or None."""
     status, spec, now = world.job.status, world.job.spec, world.now
     left = _seconds_to_active_deadline(world, status)
     if left is not None and left <= 0:

@@ -1,6 +1,6 @@
-"""Find the lost pod because of which the ranks of the other pods failed.
+"""Find the lost pod that made the ranks of all other pods fail.
 
-The pod itself may tell nothing: its Kubernetes node has died, or a new pod has taken its name.
+That pod may report nothing, because its Kubernetes node has died or a new pod has taken its name.
 """
 
 from ddp_operator.builders import names
@@ -21,9 +21,10 @@ def silent_pod(world: World) -> str | None:
 def replaced_pod(world: World) -> str | None:
     """Return the name of a pod that was replaced after the start of the attempt, or None.
 
-    The operator replaces a pod that vanishes before it knows of the start. Node 0's agent sees the
-    new agent of another node. The agents also prove it: torchrun starts no rank before it runs on
-    all nodes, so an agent that has not launched it belongs to a new pod.
+    The operator replaces a pod that disappears before the operator knows of the start. Two facts
+    show the replacement. Node 0's agent sees a new agent of that node. An agent that has not
+    launched torchrun belongs to a new pod, because torchrun starts ranks only when it runs on all
+    nodes.
     """
     agents = {pod.name: agent for pod in world.pods if (agent := _current_status(world, pod))}
     for agent in agents.values():
@@ -40,7 +41,7 @@ def replaced_pod(world: World) -> str | None:
 
 
 def takes_part(world: World, pod: PodView) -> bool:
-    """Return whether the ranks of a pod have joined the current attempt."""
+    """Return whether the ranks of a pod have joined the process group of the current attempt."""
     agent = _current_status(world, pod)
     return agent is not None and has_joined(agent)
 

@@ -1,4 +1,4 @@
-"""Pods that the NetworkPolicy of a job cannot protect."""
+"""Warn about pods that the NetworkPolicy of a job cannot protect."""
 
 from ddp_operator.api.job import DDPJob
 from ddp_operator.builders.defaults import Defaults

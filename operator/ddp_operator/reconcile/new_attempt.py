@@ -1,9 +1,9 @@
-"""Plan the start of an attempt: the first one, one after a suspension, an edit or a fault.
+"""Plan the start of an attempt: the first, or one after a suspension, an edit or a fault.
 
-A start is a change of the status first: the new number, the spec that the pods get, and the reset
-of all that described the previous attempt. The controller writes this status before it creates a
-pod or sends an order. So a restarted operator continues the same attempt, and no number is used
-twice. If the start is delayed by the backoff, the plan has no actions yet.
+A start first changes the status: it sets the new number and the spec of the pods, and resets all
+fields about the previous attempt. The controller writes this status before it creates a pod or
+sends an order. So a restarted operator continues the same attempt, and no number is used twice. If
+the start is delayed by the backoff, the plan has no actions yet.
 """
 
 from datetime import datetime
@@ -34,7 +34,7 @@ STARTING_REQUEUE_SECONDS = 1.0
 
 
 def start_or_resume(world: World, defaults: Defaults) -> Plan:
-    """Return the plan of the first attempt, or of the first one after a suspension."""
+    """Return the plan of the first attempt, or of the first attempt after a suspension."""
     status = world.job.status
     resumed = status.attempt > 0
     text = f"attempt {status.attempt + 1} starts with {world.job.spec.nodes} pods"
@@ -59,7 +59,7 @@ def start_or_resume(world: World, defaults: Defaults) -> Plan:
 
 
 def restart_for_new_spec(world: World, defaults: Defaults) -> Plan:
-    """Return the plan of a free new attempt, because a field that defines the pods has changed."""
+    """Return the plan of a free new attempt, because a spec field that affects the pods changed."""
     status = world.job.status
     text = f"attempt {status.attempt + 1} starts because the spec was changed"
     event = Event(EventType.NORMAL, refused_spec.SPEC_CHANGED, text)
@@ -98,7 +98,7 @@ def resize(world: World, change: elastic.Resize, defaults: Defaults) -> Plan:
 
 
 def when_it_starts(status: DDPJobStatus, now: datetime) -> str:
-    """Return when the next attempt starts, for a sentence, or "" if it starts at once."""
+    """Return a phrase about when the next attempt starts, or "" if it starts at once."""
     delay = backoff.delay(status)
     return f" at {now + delay:%H:%M:%S} UTC" if delay else ""
 
@@ -114,9 +114,9 @@ def start_next(
 
     Args:
         world: The observed state of the job.
-        status: Its status, with the end of the previous attempt.
-        events: Events about that end.
-        defaults: Values of jobs that set none.
+        status: The job's status, with the end of the previous attempt.
+        events: Events about the end of the previous attempt.
+        defaults: The operator's defaults for spec fields that a job leaves out.
         members: Nodes that train in the attempt. None for all nodes.
     """
     attempt = status.attempt + 1

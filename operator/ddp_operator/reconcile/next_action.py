@@ -1,7 +1,7 @@
-"""Describe in one sentence what the operator does next, or waits for.
+"""Describe in one sentence the operator's next action, or the event that it waits for.
 
-The sentence changes only when the rest of the status does, so it never causes a status write of
-its own.
+The sentence changes only when the rest of the status does, so it never causes a status write of its
+own.
 """
 
 from collections.abc import Iterable
@@ -20,7 +20,7 @@ _NAMED = 3
 
 
 def next_action(world: World, plan: Plan) -> str:
-    """Return the sentence about a plan and about what follows it."""
+    """Return a message about a plan and about the operator's next action."""
     if is_finished(plan.status):
         return _after_finish(world)
     if plan.status.attempt_spec_hash is None:
@@ -83,7 +83,7 @@ def _while_training(world: World, status: DDPJobStatus) -> str:
 
 
 def _recreated(world: World, plan: Plan) -> list[str]:
-    """Return the names of the pods that are being deleted or created."""
+    """Return the names of the pods that the plan deletes or creates."""
     wanted = {names.pod_name(world.job, index) for index in range(world.job.pods)}
     found = {pod.name for pod in world.pods if pod.deleting and not pod.terminal}
     for action in plan.actions:

@@ -1,8 +1,9 @@
 """View of a Kubernetes node: whether new pods may run on it, read from its manifest.
 
-Taints that Kubernetes itself sets for a condition of the node, such as a kubelet that is silent or
-a full disk, are left out. They come and go, and a pod that runs may survive them: the kubelet or
-the taint manager evicts it if it does not. To leave at once would cost an attempt each time.
+The view omits taints that Kubernetes sets for a condition of the node, for example a silent kubelet
+or a full disk. These taints are often temporary, and a running pod may survive them. If it does
+not, the kubelet or the taint manager evicts it. A reaction to each taint would cost an attempt each
+time.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,7 +24,7 @@ CONDITION_TAINTS: Final = frozenset(
         "network-unavailable",
     )
 )
-"""Taints that Kubernetes sets and removes by the conditions of a node."""
+"""Taints that Kubernetes adds and removes with the conditions of a node."""
 
 
 @dataclass(frozen=True)
@@ -40,15 +41,15 @@ class Toleration:
     """Toleration of a pod."""
 
     key: str = ""
-    """Key of the taint, or empty for every key."""
+    """Key of the tolerated taint, or empty for every key."""
     exists: bool = False
-    """Whether every value is tolerated. Otherwise only `value` is."""
+    """Whether every value of the taint is tolerated. Otherwise only `value` is."""
     value: str = ""
     effect: str = ""
-    """Effect of the taint, or empty for every effect."""
+    """Effect of the tolerated taint, or empty for every effect."""
 
     def matches(self, taint: Taint) -> bool:
-        """Return whether a taint is tolerated, by the rules of Kubernetes."""
+        """Return whether a taint is tolerated, according to the rules of Kubernetes."""
         if self.effect not in {"", taint.effect}:
             return False
         if not self.key:
@@ -65,7 +66,7 @@ class NodeView:
     taints: tuple[Taint, ...] = ()
 
     def why_unusable(self, tolerations: Sequence[Toleration]) -> str | None:
-        """Return why a pod with these tolerations would get no place here, as a sentence."""
+        """Return the reason why a pod with these tolerations may not run on the node, or None."""
         if self.cordoned:
             return f"the Kubernetes node {self.name} is cordoned"
         for taint in self.taints:
@@ -76,7 +77,7 @@ class NodeView:
 
 
 def view_node(manifest: Mapping[str, Any]) -> NodeView:
-    """Return the view of a node manifest from the API server."""
+    """Return the view of a Kubernetes node from its manifest."""
     spec = manifest.get("spec") or {}
     taints = tuple(
         Taint(str(t.get("key")), str(t.get("value") or ""), str(t.get("effect")))

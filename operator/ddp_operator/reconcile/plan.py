@@ -1,4 +1,4 @@
-"""The result of one reconcile: status, actions, Events and the time of the next look."""
+"""The result of one reconcile: a status, actions, Events, and the time of the next reconcile."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -15,27 +15,27 @@ from ddp_wire.plain_text import plain_text
 
 @dataclass(frozen=True)
 class EnsureChild:
-    """Creation of a child that is no pod, or its restoration if somebody has changed it."""
+    """Action: create a child that is not a pod, or undo changes that another writer made to it."""
 
     manifest: dict[str, Any]
 
     @property
     def kind(self) -> ChildKind:
-        """Return the kind of the child."""
+        """Kind of the child."""
         return KINDS[row_name(self.manifest)]
 
     @property
     def name(self) -> str:
-        """Return the name of the child."""
+        """Name of the child."""
         return str(self.manifest["metadata"]["name"])
 
 
 @dataclass(frozen=True)
 class CreatePod:
-    """Creation of a worker pod.
+    """Action: create a worker pod.
 
-    Only its execution builds the manifest. A plan of 9,999 pods would otherwise block the event
-    loop for seconds.
+    The manifest is built when the action runs. A plan that builds 9,999 manifests would block the
+    event loop for seconds.
     """
 
     job: DDPJob
@@ -43,11 +43,12 @@ class CreatePod:
     attempt: int
     defaults: Defaults
     job_secret: str | None = field(default=None, repr=False)
-    """Secret of the job's living pods, or None if the pods of the plan share a new one."""
+    """Secret that the job's living pods share, or None if the pods of the plan share a new
+    secret."""
 
     @property
     def name(self) -> str:
-        """Return the name of the pod."""
+        """Name of the pod."""
         return names.pod_name(self.job, self.index)
 
     @property
@@ -58,27 +59,27 @@ class CreatePod:
 
 @dataclass(frozen=True)
 class DeletePod:
-    """Deletion of exactly this pod. The uid protects a later pod of the same name."""
+    """Action: delete one pod. The uid protects a later pod with the same name."""
 
     name: str
     uid: str
     grace_seconds: int | None = None
-    """Grace period in seconds: None keeps the pod's own, 0 is for pods that have ended."""
+    """Grace period in seconds. None keeps the pod's own; 0 is for pods that have ended."""
 
 
 @dataclass(frozen=True)
 class DeleteChild:
-    """Deletion of exactly this child that is no pod."""
+    """Action: delete one child that is not a pod."""
 
     kind: str
-    """Name of its row in the table of kinds."""
+    """Name of the kind's row in the table of kinds (`KINDS`)."""
     name: str
     uid: str
 
 
 @dataclass(frozen=True)
 class EndPod:
-    """End of all containers of a pod that stays, with its logs."""
+    """Action: end all containers of a pod, but keep the pod and its logs."""
 
     name: str
     uid: str
@@ -86,20 +87,21 @@ class EndPod:
 
 @dataclass(frozen=True)
 class SetAttempt:
-    """Order to a living pod to run an attempt, or to stop."""
+    """Action: order a living pod to run an attempt, or to stop."""
 
     name: str
     uid: str
     value: str
     ip: str | None = field(default=None, compare=False)
-    """Address of the agent for a direct order, which arrives before the kubelet's update."""
+    """Address of the agent for a direct order, which arrives before the kubelet updates the
+    annotation."""
     secret: str = field(default="", compare=False, repr=False)
     """Secret of the pod, which signs the direct order."""
 
 
 @dataclass(frozen=True)
 class DeleteJob:
-    """Deletion of the job. The garbage collector deletes its children."""
+    """Action: delete the job. The garbage collector deletes its children."""
 
     uid: str
 
@@ -116,14 +118,14 @@ class EventType(StrEnum):
 
 @dataclass(frozen=True)
 class Event:
-    """Kubernetes Event about the job."""
+    """A Kubernetes Event about the job."""
 
     type: EventType
     reason: str
     message: str
 
     def __post_init__(self) -> None:
-        """Remove control characters, which a quoted text may have."""
+        """Remove control characters, which quoted text in the message may contain."""
         object.__setattr__(self, "message", plain_text(self.message))
 
 
@@ -135,6 +137,6 @@ class Plan:
     actions: tuple[Action, ...] = ()
     events: tuple[Event, ...] = ()
     requeue_seconds: float | None = None
-    """Seconds until the next reconcile if nothing else triggers one; None for no limit."""
+    """Seconds until the next reconcile if no event triggers one earlier; None for no limit."""
     undecided: bool = False
-    """Whether there are faults whose root cause may still arrive."""
+    """Whether there are faults whose root cause is not yet known."""

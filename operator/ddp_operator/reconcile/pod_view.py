@@ -1,8 +1,8 @@
 """View of a worker pod: the fields that decisions depend on, read from the pod's manifest.
 
-The worker container decides, and not the pod: its phase changes as soon as the worker has ended,
-while the kubelet changes the pod's phase seconds later. What the agent wrote at its end is in the
-termination message of the worker.
+Decisions use the state of the worker container, because it changes as soon as the worker has ended.
+The kubelet changes the pod's phase seconds later. The termination message of the worker contains
+the agent's last status.
 """
 
 from collections.abc import Mapping
@@ -23,24 +23,25 @@ from ddp_wire.messages import AgentStatus
 from ddp_wire.orders import order_from_text
 
 EVICTED_BY_VOLCANO = "Evict"
-"""Reason that Volcano gives the condition Ready of a pod just before it deletes the pod."""
+"""Reason of the condition Ready that Volcano sets on a pod just before it deletes the pod."""
 STOPPED_BY_QUEUE = "TerminationTarget"
-"""Condition of a pod that Kueue is about to delete: preemption, eviction or a stopped queue."""
+"""Condition that Kueue sets on a pod before it deletes the pod: preemption, eviction or a stopped
+queue."""
 
 
 @dataclass(frozen=True)
 class Termination:
-    """End of a worker container."""
+    """End of the worker container."""
 
     exit_code: int
     reason: str
     """Reason that the kubelet reports, for example OOMKilled."""
     at: datetime | None
-    """Time of the end, by the clock of the Kubernetes node."""
+    """Time at which the container ended, by the clock of the Kubernetes node."""
     final: AgentStatus | None
-    """Last status of the agent, from the termination message."""
+    """Last status of the agent, from the container's termination message."""
     words: str = ""
-    """Error of the container runtime, or last line of the log, if the agent left no status."""
+    """Error of the container runtime or last line of the log, if the agent left no status."""
 
 
 @dataclass(frozen=True)
@@ -51,64 +52,66 @@ class PodView:
     uid: str
     index: int
     phase: str
-    """Pending, Running, Succeeded, Failed or Unknown."""
+    """Phase of the worker: Pending, Running, Succeeded, Failed or Unknown."""
     ready: bool = False
-    """Whether the worker container is ready, even if a container beside it is not."""
+    """Whether the worker container is ready, even if another container is not."""
     attempt: str = ""
-    """Number of the attempt in the attempt annotation, or its text if that is no order."""
+    """Number of the attempt in the attempt annotation, or the annotation's text if it is not an
+    order."""
     first_attempt: str = ""
-    """Attempt for which the operator created the pod. Pods of an older operator have none."""
+    """Attempt for which the operator created the pod. None for a pod of an older operator."""
     spec_hash: str = ""
     deleting: bool = False
     grace: timedelta = timedelta(0)
-    """Grace period of the deletion."""
+    """Grace period of the pod's deletion."""
     finalizers: tuple[str, ...] = ()
     """Finalizers of other controllers, which keep the deleted pod until they are removed."""
     node: str | None = None
     tolerations: tuple[Toleration, ...] = ()
-    """Tolerations of the pod, also those that the cluster added to the job's."""
+    """Tolerations of the pod, including those that the cluster added."""
     scheduled_at: datetime | None = None
-    """Time at which the pod got its Kubernetes node, if the scheduler reports it."""
+    """Time at which the pod was assigned to its Kubernetes node, if the scheduler reports it."""
     ip: str | None = None
     image: str | None = None
     """Image of the worker container."""
     image_by_digest: str | None = None
-    """The same image with the digest that runs, if the runtime reports it."""
+    """Image with the digest that the worker runs, if the runtime reports the digest."""
     secret: str = field(default="", repr=False)
-    """Secret of the pod, which signs the messages to and from its agent. Old pods have none."""
+    """Secret that signs the messages between the operator and the pod's agent. Old pods have
+    none."""
     job_secret: str = field(default="", repr=False)
     """Secret of all pods of the job, which signs messages between agents. Old pods have none."""
     waiting: str | None = None
-    """Why the pod does not run yet, as the scheduler or the kubelet reports it."""
+    """Reason why the pod does not run yet, as the scheduler or the kubelet reports it."""
     reason: str | None = None
-    """Reason of the pod status when the pod failed as a whole, for example Evicted."""
+    """Reason in the pod status if the pod failed as a whole, for example Evicted."""
     message: str = ""
-    """The kubelet's sentence about `reason`."""
+    """Message of the kubelet about `reason`."""
     init_failure: InitFailure | None = None
-    """End of the init container that ended the pod, so that the worker never ran."""
+    """Failure of the init container that ended the pod before the worker could run."""
     beside: str | None = None
-    """What is wrong with another container of a pod whose worker is ready."""
+    """Problem of another container while the worker is ready."""
     gang_group: str = ""
-    """Name of the pod's group object, or "" without a gang."""
+    """Name of the pod's group object, or "" for a pod without a gang."""
     native_group: str = ""
-    """Name of the group object in the field of the pod spec that only Kubernetes' own gang
-    scheduling reads. The API server drops the field if its feature gate is off."""
+    """Name of the group object in the field that only Kubernetes' own gang scheduling reads. The
+    API server drops the field if its feature gate is off."""
     disruption: str | None = None
-    """Reason of the condition by which another controller announced the end of the pod, or None."""
+    """Reason in the condition by which another controller announced the end of the pod, or None."""
     disruption_message: str = ""
-    """Sentence of the queue that ended the pod, or ""."""
+    """Message of the queue that ended the pod, or ""."""
     termination: Termination | None = None
     lingers: bool = False
-    """Whether the worker container has ended, but another container of the pod still runs."""
+    """Whether another container of the pod still runs after the worker has ended."""
 
     @property
     def terminal(self) -> bool:
-        """Return whether the container will never run again."""
+        """Whether the worker container has ended and will never run again."""
         return self.phase in {"Succeeded", "Failed"}
 
     @property
     def held(self) -> bool:
-        """Return whether only finalizers keep the pod. Another deletion would change nothing."""
+        """Whether only finalizers keep the pod, so that another deletion would change nothing."""
         if not self.deleting or not self.finalizers:
             return False
         return self.terminal or not self.grace
@@ -120,7 +123,7 @@ def parse_time(text: str | None) -> datetime | None:
 
 
 def view_pod(manifest: Mapping[str, Any]) -> PodView:
-    """Return the view of a pod manifest from the API server."""
+    """Return the view of a pod from its manifest."""
     metadata, spec = manifest["metadata"], manifest.get("spec") or {}
     status = manifest.get("status") or {}
     annotations, labels = metadata.get("annotations") or {}, metadata.get("labels") or {}
@@ -185,10 +188,10 @@ def _secret(worker: Mapping[str, Any], name: Env) -> str:
 def _phase(
     status: Mapping[str, Any], worker: Mapping[str, Any], termination: Termination | None
 ) -> str:
-    """Return the phase of the pod, or of its worker container once that runs or has ended.
+    """Return the phase of the worker container, or of the pod before the worker runs.
 
-    The pod is Pending until every container has started. After the worker's end the kubelet changes
-    the phase seconds later, and not before all sidecars have ended.
+    The pod is Pending until every container has started. The kubelet changes the phase seconds
+    after the worker's end, and only after all sidecars have ended.
     """
     phase = str(status.get("phase", "Pending"))
     if termination is None:
@@ -200,7 +203,7 @@ def _phase(
 def _other_runs(status: Mapping[str, Any]) -> bool:
     """Return whether any container except the worker still runs.
 
-    The phase alone does not show it: the kubelet changes it seconds after the worker's end.
+    The phase does not show this, because the kubelet changes it seconds after the worker's end.
     """
     others = (
         c
@@ -245,7 +248,7 @@ def _queue_message(conditions: Mapping[str, Any]) -> str:
 
 
 def _ended_by_queue(conditions: Mapping[str, Any]) -> tuple[str | None, Mapping[str, Any]]:
-    """Return the reason and the condition with which a queue announced the end of the pod."""
+    """Return the reason and the condition by which a queue announced the end of the pod."""
     ready, target = conditions.get("Ready", {}), conditions.get(STOPPED_BY_QUEUE, {})
     if target.get("status") == "True":
         return STOPPED_BY_QUEUE, target

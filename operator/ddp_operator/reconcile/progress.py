@@ -1,9 +1,9 @@
-"""Compute the training progress in the job's status from what the first member's agent reports.
+"""Compute the training progress in the job's status from the first member's agent status.
 
-Global rank 0 reports the progress of the whole run, so one agent is enough. A new step is written
-only once per `World.progress_interval`, which grows with the number of jobs, because each write
-costs the API server a transaction. The first checkpoint of an attempt and everything at its end
-are written at once, because decisions depend on them.
+Global rank 0 reports the progress of the whole run, so one agent is enough. The operator writes a
+new step only once per `World.progress_interval`, which grows with the number of jobs, because each
+write costs the API server a transaction. The first checkpoint of an attempt and everything at its
+end are written at once, because decisions depend on them.
 """
 
 from datetime import UTC, datetime
@@ -24,14 +24,15 @@ METRICS = 32
 
 METRIC_NAME_CHARACTERS = 128
 _LARGEST_RATE = 1e15
-"""Samples per second from which a rate is nonsense, infinity and NaN included."""
+"""Samples per second at which a rate is invalid, infinity and NaN included."""
 
 
 def with_progress(world: World, status: DDPJobStatus, *, at_the_end: bool = False) -> DDPJobStatus:
     """Return the status with the newest progress, checkpoint and resumed step.
 
     While an attempt runs, a new value may wait for `World.progress_interval`. `at_the_end` applies
-    every value, to count a checkpoint committed just before the attempt ended as progress.
+    every value, so that a checkpoint committed just before the end of the attempt counts as
+    progress.
     """
     agent = _rank_zero_status(world, status.attempt)
     if agent is None:
@@ -56,10 +57,10 @@ def with_progress(world: World, status: DDPJobStatus, *, at_the_end: bool = Fals
 
 
 def seconds_until_due(world: World, status: DDPJobStatus) -> float | None:
-    """Return after how many seconds a step that waits for its interval is due, or None.
+    """Return the seconds until a delayed step may be written, or None if no step waits.
 
-    Agents report about once per interval. A status that comes a little too early would otherwise
-    wait for the next one, and the shown step would be two intervals old.
+    Agents report about once per interval. Otherwise a status that arrives slightly early would wait
+    for the next one, and the shown step would be two intervals old.
     """
     agent, shown = _rank_zero_status(world, status.attempt), status.progress
     if agent is None or agent.progress is None or shown is None or shown.time is None:
@@ -70,7 +71,7 @@ def seconds_until_due(world: World, status: DDPJobStatus) -> float | None:
 
 
 def render(progress: Progress, now: datetime) -> ProgressStatus:
-    """Return the progress for the status, with floats as decimal strings or rounded integers."""
+    """Return the progress for the status. Floats become decimal strings or rounded integers."""
     rate = progress.samples_per_second
     return ProgressStatus(
         summary=_summary(progress),
@@ -86,7 +87,7 @@ def render(progress: Progress, now: datetime) -> ProgressStatus:
 
 
 def _straggler(world: World, found: Straggler | None) -> StragglerStatus | None:
-    """Return the slow rank with its pod. A rank that the job does not have is left out."""
+    """Return the slow rank with its pod, or None if the job has no such rank."""
     if found is None:
         return None
     pod = world.pod_of(found.rank)
@@ -114,14 +115,14 @@ def _summary(progress: Progress) -> str:
 
 
 def _rank_zero_status(world: World, attempt: int) -> AgentStatus | None:
-    """Return the status of the agent that supervises global rank 0, in an attempt."""
+    """Return the status of the agent that runs global rank 0 in an attempt."""
     pod = world.first_pod
     agent = world.agent_status(pod) if pod is not None else None
     return agent if agent is not None and agent.attempt == attempt else None
 
 
 def _worth_writing(world: World, old: DDPJobStatus, new: DDPJobStatus) -> bool:
-    """Return whether to write a change now.
+    """Return whether a change is important enough to be written at once.
 
     The first checkpoint of an attempt decides whether the attempt counts as stalled, and must not
     be lost together with the agent's pod.

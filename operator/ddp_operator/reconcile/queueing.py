@@ -1,7 +1,7 @@
 """Measure how long a scheduling gate, a queue or a quota holds the pods of a job.
 
-A queue or an administrator decides when such a hold ends, so no deadline counts it. The status has
-the times by the operator's clock, as for the deadlines.
+A queue or an administrator decides when a hold ends, so holds count against no deadline. The status
+contains the times of a hold by the operator's clock, like those of the deadlines.
 """
 
 from datetime import datetime, timedelta
@@ -13,7 +13,7 @@ from ddp_operator.reconcile.world import World
 
 
 def with_hold(world: World, status: DDPJobStatus) -> DDPJobStatus:
-    """Return the status with the start or the end of a hold recorded."""
+    """Return the status with the start or the end of a hold of the pods recorded."""
     known = status.queue or QueueStatus()
     if status.is_true(ConditionType.RENDEZVOUSED) or not _is_held(world):
         return with_ended_hold(status, world.now)
@@ -24,7 +24,7 @@ def with_hold(world: World, status: DDPJobStatus) -> DDPJobStatus:
 
 
 def with_ended_hold(status: DDPJobStatus, now: datetime) -> DDPJobStatus:
-    """Return the status without a present hold. Its seconds are added to both sums."""
+    """Return the status in which the current hold has ended. Its seconds are added to both sums."""
     known = status.queue
     if known is None or known.since is None:
         return status
@@ -37,7 +37,7 @@ def with_ended_hold(status: DDPJobStatus, now: datetime) -> DDPJobStatus:
 
 
 def of_next_attempt(status: DDPJobStatus, now: datetime) -> QueueStatus | None:
-    """Return the holds with which the next attempt begins."""
+    """Return the hold times with which the next attempt begins."""
     known = with_ended_hold(status, now).queue
     if known is None or not known.job_seconds:
         return None
@@ -45,24 +45,24 @@ def of_next_attempt(status: DDPJobStatus, now: datetime) -> QueueStatus | None:
 
 
 def held_in_attempt(status: DDPJobStatus, now: datetime) -> timedelta:
-    """Return how long the pods were held in the current attempt, with the present hold."""
+    """Return how long the pods were held in the current attempt, including the current hold."""
     known = status.queue or QueueStatus()
     return timedelta(seconds=known.attempt_seconds) + _since(known, now)
 
 
 def held_in_job(status: DDPJobStatus, now: datetime) -> timedelta:
-    """Return how long the pods were held since the job's start, with the present hold."""
+    """Return how long the pods were held since the job's start, including the current hold."""
     known = status.queue or QueueStatus()
     return timedelta(seconds=known.job_seconds) + _since(known, now)
 
 
 def _since(known: QueueStatus, now: datetime) -> timedelta:
-    """Return the time of the present hold; 0 without one, or if the clock was set back since."""
+    """Return the duration of the current hold; 0 without one, or if the clock was set back."""
     return max(timedelta(0), now - known.since) if known.since is not None else timedelta(0)
 
 
 def _is_held(world: World) -> bool:
-    """Return whether a gate or a queue holds pods, or a quota refuses to let one be created."""
+    """Return whether a gate or a queue holds pods, or a quota refuses to create them."""
     if is_held_by_queue(world):
         return True
     if world.blocked is not None and blocked_reason(world.blocked) == QUOTA_EXCEEDED:

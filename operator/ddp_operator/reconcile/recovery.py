@@ -1,9 +1,9 @@
-"""Trace a recovery: split the time between a fault and the next update into its parts.
+"""Trace a recovery: split the time from a fault to the next update into phases.
 
 The trace starts with the decision on the next attempt. Each agent reports when its node has
-finished a part, from the receipt of the order to the first update. A part ends when the last node
-has finished it and all earlier parts, so the parts add up to the whole time. The trace is written
-once, when every node has completed an update.
+finished a phase, from the receipt of the order to the first update. A phase ends when the last node
+has finished this phase and all earlier ones, so the phases add up to the whole time. The operator
+writes the trace once, when every node has completed an update.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,7 +23,8 @@ _PARTS: tuple[tuple[str, str, Callable[[Timeline], float | None]], ...] = (
     ("process_group_milliseconds", "process group", lambda t: t.joined),
     ("first_step_milliseconds", "first step", lambda t: t.stepped),
 )
-"""Status field, name in the summary, and time on one node at which the part was over."""
+"""Phases: the field in the status, the name in the summary, and the function that returns a node's
+end time."""
 
 
 def start_trace(status: DDPJobStatus, failure: FailureStatus, now: datetime) -> DDPJobStatus:
@@ -38,7 +39,7 @@ def start_trace(status: DDPJobStatus, failure: FailureStatus, now: datetime) -> 
 
 
 def complete_trace(world: World, status: DDPJobStatus) -> DDPJobStatus:
-    """Return the status with its trace completed once every node has done its first update."""
+    """Return the status with a complete trace once every node has done its first update."""
     recovery = status.last_recovery
     if recovery is None or recovery.attempt != status.attempt or recovery.complete:
         return status
@@ -49,7 +50,7 @@ def complete_trace(world: World, status: DDPJobStatus) -> DDPJobStatus:
 
 
 def duration(recovery: RecoveryStatus) -> str:
-    """Return the time from the fault to the first update of all ranks, for a sentence."""
+    """Return the time from the fault to the first update of all ranks, as text for a message."""
     return f"{(recovery.first_step_milliseconds or 0) / 1000:.1f} s"
 
 
@@ -60,7 +61,7 @@ def _timelines(world: World, attempt: int) -> list[Timeline]:
 
 
 def _completed(recovery: RecoveryStatus, timelines: Sequence[Timeline]) -> RecoveryStatus:
-    """Return the trace. A part ends when the last node has finished it and all earlier parts."""
+    """Return the trace. A phase ends when the last node has finished it and all earlier phases."""
     fault = recovery.time.timestamp()
     noticed = [t.noticed for t in timelines if t.noticed is not None]
     times: dict[str, int] = {}
@@ -83,5 +84,5 @@ def _summary(recovery: RecoveryStatus) -> str:
 
 
 def _milliseconds(seconds: float) -> int:
-    """Return whole milliseconds, at least 0 because the clocks of two machines may differ."""
+    """Return whole milliseconds, at least 0, because the clocks of two nodes may differ."""
     return max(0, round(1000 * seconds))

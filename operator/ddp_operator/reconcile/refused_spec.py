@@ -1,7 +1,8 @@
-"""Let a job whose edited spec the trainer refuses wait for the next edit, at no cost.
+"""Let a job wait for the next edit when the trainer refuses the edited spec.
 
 The ranks exit with code 2, for example because the new number of nodes does not divide the batch.
-The checkpoints are those of a run that was right before the edit, so that the job must not fail.
+The run was correct before the edit and has checkpoints, so the job must not fail and no budget is
+used.
 """
 
 from ddp_operator.api.status import Cause, ConditionType, DDPJobStatus
@@ -19,9 +20,10 @@ SPEC_CHANGED = "SpecChanged"
 
 
 def with_trained_spec(world: World, status: DDPJobStatus) -> DDPJobStatus:
-    """Return the status with the current spec recorded as one that trains, once it does.
+    """Return the status in which the current spec is recorded as trained, once it trains.
 
-    A `command` may report no updates. It trains if its ranks have been joined for a minute.
+    A `command` may report no updates. Its spec counts as trained when the ranks have been joined
+    for a minute.
     """
     spec_hash = status.attempt_spec_hash
     if status.trained_spec_hash == spec_hash or not _trains(world, status):
@@ -44,7 +46,7 @@ def _trains(world: World, status: DDPJobStatus) -> bool:
 def is_refused_edit(status: DDPJobStatus, fault: Fault) -> bool:
     """Return whether a fault means that the trainer refuses the spec after a user edited it.
 
-    A new job that its trainer refuses fails: there is no run to protect.
+    A new job that the trainer refuses fails, because there is no run to protect.
     """
     trained = status.trained_spec_hash
     if not fault.permanent or trained == status.attempt_spec_hash:
@@ -55,7 +57,7 @@ def is_refused_edit(status: DDPJobStatus, fault: Fault) -> bool:
 
 
 def refuse(world: World, status: DDPJobStatus, fault: Fault) -> Plan:
-    """Return the plan that ends the attempt and its pods, and lets the job wait for an edit."""
+    """Return the plan that ends the attempt, deletes its pods and waits for an edit."""
     cause = fault.failure.message
     message = f"{cause}; no budget is charged, and an edit of the job starts it again"
     status = ended_attempts.with_ended_attempt(
@@ -79,10 +81,10 @@ def refuse(world: World, status: DDPJobStatus, fault: Fault) -> Plan:
 
 
 def is_waiting(world: World) -> bool:
-    """Return whether the job waits for an edit of the spec that its trainer refused."""
+    """Return whether the job waits for an edit of a spec that the trainer refused."""
     return world.job.status.refused_spec_hash == world.job.spec_hash
 
 
 def wait_for_edit(world: World) -> Plan:
-    """Return the plan of a job that waits for an edit: delete the pods that are left."""
+    """Return the plan of a job that waits for an edit, which deletes the remaining pods."""
     return Plan(world.job.status, tuple(delete_pods(world)))

@@ -1,7 +1,7 @@
-"""Record the changes of the members of an elastic job, and how long each one took.
+"""Record each change of an elastic job's members, and its duration.
 
-The operator measures the time by its own clock, from the decision until it knows that every rank of
-the new attempt has completed an update.
+The duration is measured by the operator's clock. It lasts from the decision until the operator
+knows that every rank of the new attempt has completed an update.
 """
 
 from datetime import timedelta
@@ -15,13 +15,13 @@ from ddp_operator.reconcile.world import World
 def with_resize(
     world: World, status: DDPJobStatus, members: frozenset[int], why: str
 ) -> DDPJobStatus:
-    """Return the status with a change of the members recorded, if they change.
+    """Return the status in which a change of the members, if any, is recorded.
 
     Args:
         world: The observed state of the job, with the members of the attempt that has ended.
-        status: Its status, before the number of the next attempt is in it.
+        status: The job's status, still with the number of the ended attempt.
         members: Members of the next attempt.
-        why: Clause of a sentence that follows `because`.
+        why: Reason for the change, as a clause that follows the word `because`.
     """
     if members == frozenset(world.members):
         return status
@@ -37,7 +37,7 @@ def with_resize(
 
 
 def with_completed_resize(world: World, status: DDPJobStatus) -> DDPJobStatus:
-    """Return the status with its last change completed, once every rank has done an update."""
+    """Return the status with its last resize completed, once every rank has done an update."""
     last = status.last_resize
     if last is None or last.attempt != status.attempt or last.milliseconds is not None:
         return status
@@ -56,7 +56,7 @@ def with_completed_resize(world: World, status: DDPJobStatus) -> DDPJobStatus:
 
 
 def resize_events(world: World, status: DDPJobStatus) -> list[Event]:
-    """Return the Event about a change that has just been completed."""
+    """Return the Event about a resize that has just been completed."""
     last, known = status.last_resize, world.job.status.last_resize
     if last is None or last.milliseconds is None or last == known:
         return []

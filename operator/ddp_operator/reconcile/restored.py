@@ -1,7 +1,7 @@
-"""Continue from the attempt that the agents run, after the cluster was restored from a backup.
+"""Continue from the agents' attempt after the cluster was restored from a backup.
 
-A backup of etcd holds an older status, with a lower attempt number. The agents accept no lower
-order, and the fence of the checkpoints refuses the writers of a lower attempt.
+A backup of etcd holds an older status, with a lower attempt number. The agents accept no order with
+a lower number, and the checkpoint fence refuses writers of a lower attempt.
 """
 
 from dataclasses import replace
@@ -18,10 +18,10 @@ _LARGEST_ATTEMPT = 999_999_999
 
 
 def with_reported_attempt(world: World) -> tuple[World, tuple[Event, ...]]:
-    """Return the world with the highest attempt number that an agent of this job reports.
+    """Return the observed state with the highest attempt number that an agent reports.
 
-    The operator wrote that number before it ordered the attempt, so a lower one in the status is
-    older. A status that a cache still lacks is not overwritten, because the write conflicts.
+    The operator wrote this number before it ordered the attempt, so a lower number in the status is
+    older. If only the cache is older, the write conflicts and overwrites nothing.
     """
     job, status = world.job, world.job.status
     if is_finished(status):

@@ -1,12 +1,12 @@
 """Select the root cause among the faults of an attempt.
 
-One event fails many nodes within milliseconds: the ranks that lose a peer fail, too. Their agents
-mark such failures as secondary, and the fault with the earliest time among the others is the root
-cause. Its cause selects the budget, and its message is what the user reads.
+One event makes many nodes fail within milliseconds, because ranks that lose a peer fail too. Their
+agents mark these failures as secondary. The earliest of all other faults is the root cause. Its
+cause selects the budget, and the user reads its message.
 
-The status with the first failure may arrive last, or never: its Kubernetes node may have died with
-it. The operator therefore waits up to `ROOT_CAUSE_WAIT` for it. Afterwards it looks for a pod that
-no longer answers or that has been replaced, because such a pod explains the failures of its peers.
+The status with the first failure may arrive last, or never if its Kubernetes node has died. The
+operator therefore waits up to `ROOT_CAUSE_WAIT` for it. Afterwards it looks for a pod that no
+longer answers or that has been replaced, because such a pod explains the failures of its peers.
 """
 
 from datetime import timedelta
@@ -17,13 +17,14 @@ from ddp_operator.reconcile.fault import STOPPED, Fault
 from ddp_operator.reconcile.world import World
 
 PEER_LOST = "PeerLost"
-"""Reason of an attempt whose ranks lost a peer that does not answer."""
+"""Reason of an attempt whose ranks lost a peer that no longer answers."""
 ROOT_CAUSE_WAIT = timedelta(seconds=2)
-"""Maximum wait for the root cause of a secondary failure. Its status may arrive later."""
+"""Maximum wait for the root cause after a secondary failure, because its status may arrive
+later."""
 
 
 def find_root_cause(faults: list[Fault], world: World) -> Fault | None:
-    """Return the fault to act on, or None while a status with it may still arrive.
+    """Return the root cause, or None while the status that contains it may still arrive.
 
     Raises:
         ValueError: `faults` is empty.
@@ -47,7 +48,7 @@ def find_root_cause(faults: list[Fault], world: World) -> Fault | None:
 
 
 def _may_wait(world: World) -> bool:
-    """Return whether the root cause may still arrive."""
+    """Return whether the operator may still wait for the root cause."""
     return world.undecided_for is None or world.undecided_for < ROOT_CAUSE_WAIT
 
 
@@ -55,9 +56,9 @@ def _stop_origin(stop: Fault, world: World) -> Fault | None:
     """Return the fault that made the ranks of a pod save and stop, or None while it is unknown.
 
     All ranks stop when one pod is deleted. If that pod was deleted before the operator saw that all
-    ranks had joined, the operator has taken it for a late pod, and may have replaced it already.
-    The agent statuses identify that pod: it has not joined this attempt. Timestamps cannot identify
-    it, because the clocks of two machines differ.
+    ranks had joined, the operator has treated it as a missing pod and may have replaced it. The
+    agent statuses identify the pod, because the new pod has not joined this attempt. Timestamps
+    cannot identify it, because the clocks of two machines differ.
     """
     stopped_pod = next((pod for pod in world.pods if pod.name == stop.failure.pod), None)
     stopped_agent = world.agent_status(stopped_pod) if stopped_pod is not None else None
@@ -78,8 +79,8 @@ def _stop_origin(stop: Fault, world: World) -> Fault | None:
 def _lost_peer(first: Fault, why: str, pod: str) -> Fault:
     """Return the fault of a silent or replaced pod, which explains the failures of its peers.
 
-    Its Kubernetes node or its agent has died and the kubelet has not reported it, or a new pod has
-    taken its name.
+    Either the pod's Kubernetes node or agent has died and the kubelet has not reported it, or a new
+    pod has taken its name.
     """
     message = f"{why}, and its peers could not continue: {first.failure.message}"
     update = {

@@ -15,21 +15,22 @@ _LONGEST_INTERVAL = timedelta(seconds=STARTING_WRITES.longest)
 _ENDING_INTERVAL = timedelta(seconds=ENDING_WRITES_SECONDS)
 
 _COUNT_FIELDS = {"ready", "spares", "replicas", "next_action", "succeeded_nodes", "goodput"}
-"""Fields that alone cause no early write. The ledger only follows the other fields."""
+"""Status fields whose change alone causes no early write. The ledger only follows the other
+fields."""
 _COUNT_CONDITIONS = {
     ConditionType.GANG_SCHEDULED,
     ConditionType.PODS_READY,
     ConditionType.SUCCEEDED,
 }
-"""Conditions whose message counts or names the pods that are not placed or not ready yet."""
+"""Conditions whose messages only count or name pods that are not placed or not ready."""
 
 
 def seconds_until_write(world: World, plan: Plan, written: datetime | None) -> float:
     """Return how many seconds the plan's status may stay unwritten; 0 means write it now.
 
     While an attempt starts, updates that change only pod counts are written after 10, 20, 40 … s.
-    The number of writes thus does not grow with the number of pods. The shown counts are never
-    older than half the age of the attempt, nor than 5 min.
+    So the number of writes does not grow with the number of pods. The shown counts are at most as
+    old as half the age of the attempt, and at most 5 min old.
 
     Args:
         world: The observed state that led to the plan.
@@ -49,9 +50,9 @@ def seconds_until_write(world: World, plan: Plan, written: datetime | None) -> f
 
 
 def is_minor(world: World, plan: Plan) -> bool:
-    """Return whether a plan only updates shown observations and does not change the job's course.
+    """Return whether a plan only updates observations and does not affect the job's course.
 
-    A hostile agent can cause such plans without end.
+    A hostile agent can cause an unlimited number of these plans.
     """
     if plan.status == world.job.status or plan.actions or plan.events or is_finished(plan.status):
         return False
@@ -61,7 +62,7 @@ def is_minor(world: World, plan: Plan) -> bool:
 
 
 def _only_counts_change(world: World, plan: Plan) -> bool:
-    """Return whether the plan changes nothing but the counts of existing and training pods."""
+    """Return whether a plan changes only the counts of existing and training pods."""
     if plan.status == world.job.status or is_finished(plan.status) or world.job.spec.suspend:
         return False
     if plan.actions or plan.events or world.blocked is not None:
@@ -74,7 +75,7 @@ def _only_counts_change(world: World, plan: Plan) -> bool:
 
 
 def _only_more_succeeded(world: World, plan: Plan) -> bool:
-    """Return whether the plan only records more nodes that have succeeded."""
+    """Return whether a plan only adds to the nodes that have succeeded."""
     if plan.actions or plan.events or is_finished(plan.status):
         return False
     old, new = world.job.status, plan.status

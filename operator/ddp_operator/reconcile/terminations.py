@@ -1,35 +1,35 @@
-"""Classify containers and pods that ended without a status of their agent."""
+"""Classify containers and pods that ended without an agent status."""
 
 from ddp_operator.api.status import Cause
 from ddp_operator.reconcile.pod_view import PodView, Termination
 from ddp_wire.contract import ExitCode
 
 VOLUME_FAILED = "VolumeFailed"
-"""Reason of an attempt whose ranks could not read or write their volume."""
+"""Reason of an attempt whose ranks could not read or write a volume."""
 NETWORK_FAILED = "NetworkFailed"
-"""Reason of an attempt that could not start, because a node could not reach node 0."""
+"""Reason of an attempt that could not start because a node could not reach node 0."""
 _KILLED = 137
 """Exit code of a container that SIGKILL ended. A program never returns it by itself."""
 _UNKNOWN = 255
-"""Exit code that the container runtime reports for a container whose end it did not see, because
-its Kubernetes node was restarted or its shim was killed. No agent returns it."""
+"""Exit code that the container runtime reports if it did not see the container's end, because the
+Kubernetes node restarted or the shim was killed. No agent returns this code."""
 _UNSEEN = "ContainerStatusUnknown"
-"""Reason of the kubelet for the same."""
+"""Reason that the kubelet reports if the runtime did not see the container's end."""
 NOT_STARTED = {"StartError", "ContainerCannotRun"}
-"""Reasons of the kubelet for a container that the runtime could not start."""
+"""Reasons that the kubelet reports if the runtime could not start a container."""
 _NOT_EXECUTED = 'exec: "'
 """Start of runc's error about a command that the image lacks or that is not executable. Other
-errors are those of the Kubernetes node, for example of the hook that adds the GPUs."""
+errors come from the Kubernetes node, for example from the hook that adds GPUs."""
 
 
 def why_pod_failed(pod: PodView) -> str:
-    """Return the kubelet's reason and sentence about a pod that failed as a whole."""
+    """Return the kubelet's reason and message about a pod that failed as a whole."""
     reason = pod.reason or "PodFailed"
     return f"failed: {reason}: {pod.message}" if pod.message else f"failed: {reason}"
 
 
 def classify(pod: PodView, end: Termination) -> tuple[Cause, str, str]:
-    """Return cause, reason and message predicate of a container that left no agent status."""
+    """Return cause, reason and message predicate for a container without an agent status."""
     if end.reason == "OOMKilled":
         return Cause.APPLICATION, "OOMKilled", "ran out of memory"
     if pod.reason is not None:

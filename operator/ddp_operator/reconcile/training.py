@@ -1,4 +1,4 @@
-"""Summarise what the newest agent statuses say about the training of one attempt."""
+"""Summarise the training of one attempt from the newest agent statuses."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -9,28 +9,28 @@ from ddp_wire.messages import AgentStatus, Heartbeat, RankPhase
 
 @dataclass(frozen=True)
 class Training:
-    """Training of one attempt. None means that no agent has reported it."""
+    """Training of one attempt. A field is None if no agent has reported it."""
 
     rank_zero: Heartbeat | None = None
-    """Newest heartbeat of global rank 0."""
+    """Newest heartbeat from global rank 0."""
     joined_at: float | None = None
     """Unix seconds at which the ranks of node 0 had joined the process group."""
     step: int | None = None
     """Highest number of completed updates that any rank reports.
 
-    It is exact after the end of an attempt whose agent reported the end. Otherwise it can be as old
-    as the last status, which is a few seconds.
+    The number is exact after an agent has reported the end of the attempt. Before, it can be a few
+    seconds old, like the last status.
     """
     resumed_from: int | None = None
-    """Completed updates in the checkpoint from which the attempt started."""
+    """Completed updates in the checkpoint that the attempt resumed from."""
     last_progress_at: float | None = None
     """Unix seconds of the newest progress of any rank."""
     done_at: float | None = None
-    """Unix seconds at which global rank 0 had done its work, and with it all other ranks."""
+    """Unix seconds at which global rank 0 had finished its work, and with it all other ranks."""
 
 
 def observed_training(world: World, attempt: int) -> Training:
-    """Return what the newest statuses say about an attempt."""
+    """Return the training of an attempt, as the newest agent statuses report it."""
     found = (world.agent_status(pod) for pod in world.pods)
     agents = [agent for agent in found if agent is not None and agent.attempt == attempt]
     ranks = [rank for agent in agents for rank in agent.ranks if rank.attempt == attempt]
@@ -51,7 +51,7 @@ def observed_training(world: World, attempt: int) -> Training:
 
 
 def repeated_steps(before: int, after: int, reached: int) -> int:
-    """Return how many of the updates from `before` until `after` an earlier attempt had done.
+    """Return how many updates between `before` and `after` repeat an earlier attempt's updates.
 
     Args:
         before: Completed updates of the run at the start.
@@ -62,9 +62,9 @@ def repeated_steps(before: int, after: int, reached: int) -> int:
 
 
 def repeated_share(before: int, after: int, reached: int) -> float:
-    """Return the share of updates that an earlier attempt had done, see `repeated_steps`.
+    """Return the share of updates that repeat an earlier attempt's, see `repeated_steps`.
 
-    Without a complete update, return the share of the update that was under way.
+    Before the first complete update, return whether the current update is a repeated one.
     """
     after = max(after, before + 1)
     return repeated_steps(before, after, reached) / (after - before)

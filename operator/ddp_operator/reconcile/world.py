@@ -1,4 +1,4 @@
-"""The observed state of one job and its children, which a decision depends on."""
+"""The observed state of one job and its children, on which each decision depends."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,19 +21,19 @@ PROGRESS_INTERVAL = timedelta(seconds=PROGRESS_SECONDS)
 
 @dataclass(frozen=True)
 class World:
-    """Everything that a decision depends on.
+    """Observed state: everything that a decision depends on.
 
-    No decision compares the clocks of two machines. Times are of one clock: the operator's for the
-    status, or that of one Kubernetes node for a container and its agent. For everything else, the
-    operator measures how long it has seen it.
+    No decision compares the clocks of two machines. Times in the status are by the operator's
+    clock. Times of a container and its agent are by the clock of their Kubernetes node. For
+    everything else, the operator measures how long it has observed a state.
     """
 
     job: DDPJob
     now: datetime
-    """Time by the operator's clock."""
+    """Current time by the operator's clock."""
     pods: tuple[PodView, ...] = ()
     children: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
-    """The job's children that are no pods, by kind. They have at least their owned fields."""
+    """The job's children that are not pods, by kind. They contain at least their owned fields."""
     agent_statuses: Mapping[str, AgentStatus] = field(default_factory=dict)
     """Newest agent status by pod uid."""
     silent: frozenset[str] = frozenset()
@@ -41,19 +41,19 @@ class World:
     kubernetes_nodes: Mapping[str, NodeView] = field(default_factory=dict)
     """Known Kubernetes nodes of the pods, by name. Empty if the operator watches no nodes."""
     last_nodes: Mapping[str, str] = field(default_factory=dict)
-    """Kubernetes node on which this operator saw each pod of an elastic job last, by pod name."""
+    """Kubernetes node on which this operator last saw each pod of an elastic job, by pod name."""
     undecided_for: timedelta | None = None
-    """How long this operator has seen faults without a root cause, or None before."""
+    """Time for which this operator has seen faults without a root cause, or None."""
     deleting_for: Mapping[str, timedelta] = field(default_factory=dict)
-    """How long this operator has seen that a pod is being deleted, by pod uid."""
+    """Time for which this operator has seen that a pod is being deleted, by pod uid."""
     creation_waits: Mapping[str, timedelta] = field(default_factory=dict)
-    """How long the creation of pods must wait, by pod name: see `backoff.before_creation`."""
+    """Wait before the creation of a pod, by pod name: see `backoff.before_creation`."""
     progress_interval: timedelta = PROGRESS_INTERVAL
     """Minimum time between two status writes that change only the progress."""
     checkpoint_owner: str | None = None
-    """Name of the other job that owns the directory of this job's checkpoints, or None."""
+    """Name of another job that owns this job's checkpoint directory, or None."""
     blocked: str | None = None
-    """Error of the API server when the actions of the last plan ran."""
+    """Error of the API server that stopped the actions of the last plan."""
 
     def pod(self, index: int) -> PodView | None:
         """Return the pod of a node, or None."""
@@ -66,7 +66,7 @@ class World:
 
     @property
     def first_pod(self) -> PodView | None:
-        """Pod of the first member: it hosts the rendezvous and has global rank 0."""
+        """Pod of the first member. It hosts the rendezvous and runs global rank 0."""
         return self.pod(self.members[0])
 
     @property
@@ -87,7 +87,7 @@ class World:
 
     @cached_property
     def succeeded(self) -> frozenset[int]:
-        """Nodes that ended the current attempt with exit code 0, even if their pods are gone."""
+        """Nodes that ended the current attempt with exit code 0, even without a pod now."""
         status = self.job.status
         recorded = node_ranges.from_text(status.succeeded_nodes)
         ended = (p for p in self.pods if p.phase == "Succeeded" and self.ended_here(p))
@@ -97,8 +97,8 @@ class World:
     def has_started(self) -> bool:
         """Whether torchrun has started on all nodes, even if some pods were lost since.
 
-        The start barrier of the agents opens for all nodes at once: one node whose torchrun has
-        started proves it for all. The condition Rendezvoused comes later.
+        The start barrier opens for all agents at once, so one started torchrun proves the start of
+        all. The condition Rendezvoused comes later.
         """
         joined = self.job.status.is_true(ConditionType.RENDEZVOUSED)
         return joined or any(self._has_launched(pod) for pod in self.pods)
@@ -113,9 +113,10 @@ class World:
         """Return whether a terminal pod ended in the current attempt.
 
         The agent's last status decides, because the annotation may already name the next attempt.
-        Without one, no clock can decide, and a kubelet that was offline reports an end late. The
-        end belongs to the attempt if the pod was created for it or has reported it, and if the
-        attempt has started, because that needs all pods. Otherwise the pod ended before.
+        Without a last status, no clock can decide, because an offline kubelet reports an end late.
+        Then the end belongs to this attempt if the pod was created for it or has reported it, and
+        if the attempt has started, which needs all pods. Otherwise the pod ended before this
+        attempt.
         """
         attempt, end = self.job.status.attempt, pod.termination
         if end is not None and end.final is not None:
@@ -130,22 +131,22 @@ class World:
 
     @cached_property
     def job_secret(self) -> str | None:
-        """Secret that new pods must share with the living ones. None if no pod lives.
+        """Secret that new pods must share with the living pods. None if no pod lives.
 
-        Pods of an older operator have none, and could not read what a new one signs.
+        Pods of an older operator have no secret, and could not verify the signatures of new pods.
         """
         living = [p for p in self.pods if not p.terminal and not p.deleting]
         return min(living, key=lambda p: p.index).job_secret if living else None
 
     def why_going(self, pod: PodView) -> str | None:
-        """Return why a pod that runs will be lost soon, as a sentence, or None."""
+        """Return the reason why a running pod will soon be lost, as a sentence, or None."""
         if pod.disruption is not None:
             return f"{pod.name} has the disruption {pod.disruption}"
         node = self.kubernetes_nodes.get(pod.node or "")
         return None if node is None else node.why_unusable(pod.tolerations)
 
     def has_other_pod(self, index: int) -> bool:
-        """Return whether a pod of an older naming scheme still serves as this node."""
+        """Return whether a pod with a name of an older operator still serves as this node."""
         name = names.pod_name(self.job, index)
         return any(p.name != name and not p.terminal for p in self._by_index.get(index, ()))
 
@@ -163,7 +164,7 @@ class World:
     def agent_status(self, pod: PodView) -> AgentStatus | None:
         """Return the newest status of a pod's agent, or None.
 
-        The termination message is newer than any answer.
+        A status in the termination message is newer than any answer of the agent.
         """
         if pod.termination is not None and pod.termination.final is not None:
             return pod.termination.final

@@ -1,1 +1,1 @@
-"""The report of a run: a pure function from its history and its status to one HTML page."""
+"""The report of a run: a pure function from the run's history and status to an HTML page."""

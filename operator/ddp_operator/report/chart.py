@@ -8,13 +8,13 @@ from ddp_operator.report.scale import Scale, duration_text, number_text
 from ddp_operator.report.text import html_text
 
 XY = tuple[float, float | None]
-"""Seconds since the start of the axis, and a value. None interrupts the line."""
+"""Point of a line: seconds since the start of the axis, and a value. None interrupts the line."""
 _PIXELS_PER_BUCKET = 2.0
-"""Width in which a dense line keeps only its lowest, highest and mean value."""
+"""Width in pixels in which a dense line keeps only its lowest, highest and mean value."""
 _PIXELS_PER_DOT = 8
-"""Mean distance of points from which they have dots."""
+"""Minimum mean distance between points, in pixels, at which a line shows its dots."""
 _HOVERS = 60
-"""Largest number of places of a chart that show their values to the pointer."""
+"""Maximum number of positions in a chart at which the pointer shows values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +43,9 @@ class Line:
     label: str
     points: Sequence[XY]
     color: int
-    """Number of the series, from 1. The style sheet owns the colors."""
+    """Number of the line's color in the style sheet, from 1."""
     dots: bool = False
-    """Whether each point has a dot, if there is space for them."""
+    """Whether to show a dot at each point, if there is enough space."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,24 +54,24 @@ class Band:
 
     label: str
     points: Sequence[tuple[float, float | None, float | None]]
-    """Seconds, lower and upper value."""
+    """Points of the area: seconds, lower value and upper value."""
     color: int
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A vertical line at a time."""
+    """A vertical line at one time."""
 
     at: float
-    """Seconds since the start of the axis."""
+    """Time of the mark, in seconds since the start of the axis."""
     kind: str
-    """Class in the style sheet: attempt, application, infrastructure or free."""
+    """Class of the mark in the style sheet: attempt, application, infrastructure or free."""
     title: str
 
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """One chart: its lines and bands over the common time axis."""
+    """A chart with its lines and bands over the common time axis."""
 
     title: str
     unit: str
@@ -82,7 +82,7 @@ class Chart:
     note: str = ""
 
     def values(self) -> list[float]:
-        """Return all values of all series."""
+        """Return the values of all lines and bands."""
         found = [y for line in self.lines for _, y in line.points if y is not None]
         for band in self.bands:
             found += [y for _, *ends in band.points for y in ends if y is not None]
@@ -90,7 +90,7 @@ class Chart:
 
 
 class Canvas:
-    """Coordinates of one chart in one format."""
+    """Conversion from times and values to the pixels of one chart."""
 
     def __init__(self, form: Format, time: Scale, value: Scale) -> None:
         self.form, self.time, self.value = form, time, value
@@ -98,11 +98,11 @@ class Canvas:
         self.inner_height = form.height - form.top - form.bottom
 
     def x(self, seconds: float) -> float:
-        """Return the horizontal position of a time."""
+        """Return the horizontal position of a time, in pixels."""
         return self.form.left + self.time.position(seconds) * self.inner_width
 
     def y(self, value: float) -> float:
-        """Return the vertical position of a value."""
+        """Return the vertical position of a value, in pixels."""
         return self.form.top + (1 - self.value.position(value)) * self.inner_height
 
 
@@ -119,7 +119,7 @@ def draw(chart: Chart, form: Format, time: Scale, marks: Sequence[Mark]) -> str:
 
 
 def svg(form: Format, title: str, description: str, parts: Sequence[str]) -> str:
-    """Return an SVG element that a screen reader presents as one picture."""
+    """Return an SVG element that a screen reader reads as one picture."""
     return (
         f'<svg class="{form.name}" viewBox="0 0 {form.width} {form.height}" role="img"'
         f' aria-label="{html_text(f"{title}. {description}")}">' + "".join(parts) + "</svg>"
@@ -127,7 +127,7 @@ def svg(form: Format, title: str, description: str, parts: Sequence[str]) -> str
 
 
 def describe(chart: Chart) -> str:
-    """Return the range and the last value of each line as a sentence."""
+    """Return the range and the last value of each line, as a sentence."""
     sentences = []
     for line in chart.lines[:8]:
         values = [y for _, y in line.points if y is not None]
@@ -150,7 +150,7 @@ def time_axis(canvas: Canvas) -> Iterator[str]:
 
 
 def draw_marks(canvas: Canvas, marks: Sequence[Mark]) -> Iterator[str]:
-    """Draw vertical lines with tooltips. Equal marks on one pixel are drawn once."""
+    """Draw vertical lines with tooltips. Draw equal marks on one pixel only once."""
     form, drawn = canvas.form, set[tuple[int, str]]()
     for mark in marks:
         x = canvas.x(mark.at)
@@ -174,9 +174,9 @@ def _value_axis(chart: Chart, canvas: Canvas) -> Iterator[str]:
 
 
 def _draw_line(line: Line, canvas: Canvas) -> Iterator[str]:
-    """Draw a line. A dense one becomes its mean and the band from its lowest to highest value.
+    """Draw a line. A dense line becomes a mean line and a band from lowest to highest value.
 
-    So the size of the path depends on the width of the chart alone.
+    So the size of the path depends only on the width of the chart.
     """
     segments = _segments(line.points, canvas)
     count = sum(map(len, segments))
@@ -208,7 +208,7 @@ def _draw_band(band: Band, canvas: Canvas) -> str:
 
 
 def _area(areas: Sequence[Sequence[tuple[float, float, float]]], color: int) -> str:
-    """Return the areas between two lines, in pixels: horizontal position, lower and upper end."""
+    """Return the areas between two lines as pixels: horizontal position, lower and upper edge."""
     path = []
     for area in areas:
         outline = [(x, high) for x, _, high in area] + [(x, low) for x, low, _ in reversed(area)]
@@ -217,7 +217,7 @@ def _area(areas: Sequence[Sequence[tuple[float, float, float]]], color: int) -> 
 
 
 def _hovers(chart: Chart, canvas: Canvas) -> Iterator[str]:
-    """Draw invisible columns that show the values of all lines to the pointer."""
+    """Draw invisible columns that show the values of all lines under the pointer."""
     columns: dict[int, list[str]] = {}
     times: dict[int, float] = {}
     width = canvas.inner_width / _HOVERS
@@ -237,7 +237,7 @@ def _hovers(chart: Chart, canvas: Canvas) -> Iterator[str]:
 
 
 def _segments(points: Sequence[XY], canvas: Canvas) -> list[list[tuple[float, float]]]:
-    """Return the parts of a line between its visible interruptions, at most one per few pixels."""
+    """Return the parts of a line between visible interruptions, at most one per few pixels."""
     segments: list[list[tuple[float, float]]] = []
     interrupted, last = True, -math.inf
     for at, value in points:
@@ -254,7 +254,7 @@ def _segments(points: Sequence[XY], canvas: Canvas) -> list[list[tuple[float, fl
 
 @dataclass(frozen=True, slots=True)
 class _Bucket:
-    """The values of a line in a few pixels, as positions in the chart."""
+    """Values of a line within a few pixels, as positions in the chart."""
 
     x: float
     low: float

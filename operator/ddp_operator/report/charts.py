@@ -1,4 +1,4 @@
-"""The charts of a run, from its history."""
+"""Build the charts of a run from its history."""
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -12,15 +12,15 @@ from ddp_operator.report.text import count_text
 from ddp_operator.report.timeline import RunTimeline
 
 RANK_LINES = 8
-"""Largest number of ranks that have a line each."""
+"""Maximum number of ranks that have their own line."""
 METRIC_CHARTS = 6
-"""Largest number of charts of evaluation metrics. The loss is in the chart of the loss."""
+"""Maximum number of charts of evaluation metrics. The loss has a chart of its own."""
 _from_zero = partial(linear, from_zero=True)
 Event = TypeVar("Event", Point, Evaluation)
 
 
 def build_charts(history: History, timeline: RunTimeline) -> list[Chart]:
-    """Return the charts for which the history has values."""
+    """Return all charts for which the history contains values."""
     charts = [
         _loss(history, timeline),
         *_metrics(history, timeline),
@@ -33,7 +33,7 @@ def build_charts(history: History, timeline: RunTimeline) -> list[Chart]:
 
 
 def build_marks(timeline: RunTimeline) -> list[Mark]:
-    """Return the start of each later attempt, and each end of an attempt that has a cause."""
+    """Return marks at the start of each later attempt, and at each end that has a cause."""
     marks = []
     for row in timeline.rows:
         if row is not timeline.rows[0]:
@@ -138,13 +138,13 @@ def _by_attempt(
 def _spreads(
     history: History, timeline: RunTimeline, value: Callable[[Point], RankSpread | None]
 ) -> list[tuple[float, RankSpread | None]]:
-    """Return spreads over time, with an interruption between two attempts."""
+    """Return ranges of values over time, with an interruption between two attempts."""
     placed = _placed(history.points, timeline)
     return [(x, None if point is None else value(point)) for x, point in placed]
 
 
 def _placed(events: Iterable[Event], timeline: RunTimeline) -> list[tuple[float, Event | None]]:
-    """Return events by seconds since the start of the axis, and None after each attempt."""
+    """Return events with their seconds since the start of the axis, and None after each attempt."""
     placed: list[tuple[float, Event | None]] = []
     ordered = sorted(events, key=lambda event: (event.attempt, event.time))
     for _, group in groupby(ordered, key=lambda event: event.attempt):

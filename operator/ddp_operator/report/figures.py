@@ -1,4 +1,4 @@
-"""The key figures at the top of the report."""
+"""Build the key figures at the top of the report."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from ddp_operator.report.timeline import RunTimeline
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One figure."""
+    """One key figure with its label."""
 
     name: str
     value: str
@@ -22,7 +22,7 @@ class Figure:
 def build_figures(
     job: JobFacts | None, history: History, timeline: RunTimeline, goodput: Mapping[str, float]
 ) -> list[Figure]:
-    """Return the figures that are known."""
+    """Return the key figures whose values are known."""
     figures = [
         _progress(job, history),
         _loss(job, history),
@@ -57,7 +57,7 @@ def _loss(job: JobFacts | None, history: History) -> Figure | None:
 
 
 def _metrics(history: History) -> list[Figure]:
-    """Return the newest evaluation: its first metric other than the loss, or else the loss."""
+    """Return the first metric of the newest evaluation other than the loss, or else the loss."""
     if not history.evaluations:
         return []
     newest = history.evaluations[-1]

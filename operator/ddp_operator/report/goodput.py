@@ -1,4 +1,4 @@
-"""Where the time of a run went, computed from its history."""
+"""Compute the goodput buckets of a run from its history."""
 
 from collections.abc import Iterable
 from itertools import pairwise
@@ -16,8 +16,8 @@ OTHER = "Start, recovery, pauses"
 def measured_goodput(history: History, timeline: RunTimeline) -> dict[str, float]:
     """Return seconds by bucket. Their sum is the length of the time axis.
 
-    Updates count as repeated if a later attempt resumed before them. The result is empty without
-    any progress event.
+    Updates count as repeated if a later attempt resumed from an earlier update. The result is empty
+    without any progress event.
     """
     if not history.points or timeline.seconds <= 0:
         return {}
@@ -45,7 +45,7 @@ def measured_goodput(history: History, timeline: RunTimeline) -> dict[str, float
 
 
 class _Pauses:
-    """Evaluations and checkpoints of one attempt."""
+    """Seconds that one attempt spent on evaluations and checkpoints."""
 
     def __init__(self, events: Iterable[Evaluation | Save], attempt: int) -> None:
         own = ((e.time, e.seconds) for e in events if e.attempt == attempt)
@@ -53,7 +53,7 @@ class _Pauses:
         self._next = 0
 
     def between(self, before: float, after: float) -> float:
-        """Return the seconds of the events in a span. The spans of the calls must ascend."""
+        """Return the seconds of the pauses in a time span. Successive spans must ascend."""
         seconds = 0.0
         while self._next < len(self._events) and self._events[self._next][0] <= after:
             at, duration = self._events[self._next]
@@ -63,6 +63,6 @@ class _Pauses:
 
 
 def _kept_until(later: Iterable[Attempt]) -> float:
-    """Return the lowest step at which a later attempt started."""
+    """Return the lowest step from which a later attempt resumed."""
     starts = (other.resumed_from or 0 for other in later if other.world_size is not None)
     return min(starts, default=float("inf"))

@@ -13,23 +13,23 @@ from statistics import median
 from typing import Any
 
 MOST_TEXT = 80
-"""Largest number of characters of a name from an event."""
+"""Maximum number of characters of a name in an event."""
 MOST_METRICS = 16
-"""Largest number of metrics of one evaluation."""
+"""Maximum number of metrics of one evaluation."""
 _LARGEST_INTEGER = 2**53
 _LATEST_TIME = 253_402_300_799.0
 """End of the year 9999 in Unix seconds."""
 _LOG_PREFIX = re.compile(rb'^(?:\[[^\]]{0,64}\] ?)?(?=\{"event")')
-"""Torchrun's mark of the rank, in front of an event in a log."""
+"""Pattern of torchrun's rank prefix in front of an event in a log."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankSpread:
-    """One duration of all ranks, in seconds."""
+    """One duration, measured by all ranks, in seconds."""
 
     low: float
     middle: float
-    """Median."""
+    """Median duration over the ranks."""
     high: float
     slowest: int
     """Rank with the longest duration."""
@@ -39,12 +39,12 @@ class RankSpread:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One progress event."""
+    """One progress event of a run."""
 
     time: float
-    """Unix seconds."""
+    """Time of the event, in Unix seconds."""
     attempt: int
-    """Index of its attempt in `History.attempts`."""
+    """Index of the event's attempt in `History.attempts`."""
     step: int
     total_steps: int | None
     loss: float | None
@@ -60,7 +60,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """One evaluation."""
+    """Results of one evaluation."""
 
     time: float
     attempt: int
@@ -81,16 +81,13 @@ class Save:
 
 @dataclass(slots=True)
 class Attempt:
-    """One attempt, as its events describe it.
-
-    A local run numbers its attempts from 1 again, so a history may contain a number twice.
-    """
+    """One attempt, as the events of the run describe it."""
 
     number: int
     start: float
-    """Time of its first event, in Unix seconds."""
+    """Time of the attempt's first event, in Unix seconds."""
     end: float
-    """Time of its last event."""
+    """Time of the attempt's last event, in Unix seconds."""
     resumed_from: int | None = None
     world_size: int | None = None
     last_event: str = ""
@@ -105,11 +102,11 @@ class History:
     evaluations: list[Evaluation] = field(default_factory=list)
     saves: list[Save] = field(default_factory=list)
     attempts: list[Attempt] = field(default_factory=list)
-    """In the order in which they started."""
+    """Attempts in the order in which they started."""
     newest: dict[int, int] = field(default_factory=dict)
-    """Index of the newest attempt with a number, by that number."""
+    """Index of the attempt with the highest number, the latest one of equal numbers."""
     skipped: int = 0
-    """Number of lines that look like events and are damaged."""
+    """Number of damaged lines that look like events."""
 
 
 def read_history(lines: Iterable[bytes]) -> History:
@@ -179,10 +176,7 @@ def _point(event: Mapping[str, Any], at: float, attempt: int, step: int) -> Poin
 
 
 def _spread(value: Any) -> RankSpread | None:
-    """Return the spread over ranks from a list of all ranks, or from minimum, median and maximum.
-
-    0 means that a rank has not measured, so the whole value is absent.
-    """
+    """Return the spread of a duration, from a list of all ranks or from min, median and max."""
     if isinstance(value, list):
         seconds = [number for number in map(_number, value) if number is not None and number > 0]
         if not seconds or len(seconds) != len(value):

@@ -1,4 +1,4 @@
-"""Facts about a job from its DDPJob object."""
+"""Extract the facts of a report from a DDPJob object."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,9 +21,9 @@ class JobFacts:
     ranks_per_node: int
     status: DDPJobStatus
     goodput: Mapping[str, float]
-    """Seconds by bucket, as the operator counts them. Empty if it does not."""
+    """Seconds by goodput bucket, from the job's status. Empty if the status has no ledger."""
     goodput_percent: str
-    """Share of training, as the operator shows it. Empty if it does not."""
+    """Share of training in percent, from the job's status. Empty if the status has no ledger."""
 
     @property
     def state(self) -> str:
@@ -39,13 +39,13 @@ class JobFacts:
 
     @property
     def runs(self) -> bool:
-        """Return whether the job has neither completed nor failed, and is not suspended."""
+        """Return whether the job is neither completed, nor failed, nor suspended."""
         suspended = self.status.is_true(ConditionType.SUSPENDED)
         return self.status.attempt > 0 and self.status.completion_time is None and not suspended
 
     @property
     def attempts(self) -> list[AttemptStatus]:
-        """Return the last ended attempts."""
+        """Return the attempts in the job's status, which are the last that have ended."""
         return self.status.attempts
 
 
@@ -71,12 +71,12 @@ def job_facts(manifest: Mapping[str, Any]) -> JobFacts:
 
 
 def unix(time: datetime | None) -> float | None:
-    """Return a time as Unix seconds."""
+    """Return a datetime as Unix seconds."""
     return None if time is None else time.timestamp()
 
 
 def _goodput(value: Any) -> dict[str, float]:
-    """Return the seconds of each bucket: each field in milliseconds that is a number."""
+    """Return the seconds of each goodput bucket. Skip fields that are not numbers."""
     if not isinstance(value, Mapping):
         return {}
     return {

@@ -26,19 +26,19 @@ _KINDS = {
     "free": "requested",
     "unknown": "end without a recorded cause",
 }
-"""Texts of the classes of attempts."""
+"""Texts that name the classes of attempts."""
 _SERIES = 8
-"""Number of colors of series in the style sheet."""
+"""Number of series colors in the style sheet."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Data of one report."""
+    """Data from which one report is built."""
 
     name: str
     """Name of the job or of the run's directory."""
     source: str
-    """Origin of the data, as a phrase."""
+    """Origin of the data, as a phrase in the report."""
     job: JobFacts | None
     history: History
     missing: Sequence[str]
@@ -102,7 +102,7 @@ def _figures(figures: Iterable[Figure]) -> str:
 
 
 def _absent(report: Report) -> list[str]:
-    """Return a sentence for each kind of data that the run itself does not have."""
+    """Return a sentence for each kind of data that the run does not produce."""
     history, sentences = report.history, []
     if not history.points:
         sentences.append(
@@ -127,7 +127,7 @@ def _missing(sentences: Sequence[str]) -> str:
 
 
 def _pictures(history: History, timeline: RunTimeline) -> str:
-    """Return the strip of attempts and all charts, with one time axis."""
+    """Return the strip of attempts and all charts, which share one time axis."""
     if not timeline.rows:
         return ""
     marks = build_marks(timeline)
@@ -164,7 +164,7 @@ def _section(title: str, unit: str, legend: Sequence[str], content: str, note: s
 
 
 def _goodput(buckets: Mapping[str, float], *, counted: bool) -> str:
-    """Return where the time went: a bar, and its parts with seconds and percent."""
+    """Return the section about goodput: a bar, and its buckets with seconds and percent."""
     total = sum(buckets.values())
     if total <= 0:
         return ""
@@ -185,6 +185,6 @@ def _goodput(buckets: Mapping[str, float], *, counted: bool) -> str:
 
 
 def _words(name: str) -> str:
-    """Return a camelCase name as words."""
+    """Return a camelCase name as separate words."""
     spaced = "".join(f" {c.lower()}" if c.isupper() and i else c for i, c in enumerate(name))
     return spaced[:1].upper() + spaced[1:] if " " not in name else name

@@ -1,4 +1,4 @@
-"""Scales of charts: round ticks, and texts of numbers and durations."""
+"""Scales of charts: round ticks, and the texts of numbers and durations."""
 
 import math
 from collections.abc import Sequence
@@ -13,9 +13,9 @@ _SECONDS = (
     *(3600 * n for n in (1, 2, 3, 6, 12)),
     *(86_400 * n for n in (1, 2, 7, 14, 28, 91, 182, 364)),
 )
-"""Round distances between two ticks of a time axis, in seconds."""
+"""Permitted distances between two ticks of a time axis, in seconds."""
 _DECADES_OF_LOG = 2.0
-"""Decades of positive values from which a logarithmic axis is used."""
+"""Minimum number of decades of positive values for which an axis is logarithmic."""
 _MOST_TICKS = 50
 
 
@@ -51,7 +51,7 @@ def linear(values: Sequence[float], count: int, *, from_zero: bool = False) -> S
 
 
 def loss_scale(values: Sequence[float], count: int) -> Scale:
-    """Return a logarithmic scale for positive values over many decades, else a linear one."""
+    """Return a logarithmic scale for positive values over many decades, else a linear scale."""
     if not values or min(values) <= 0:
         return linear(values, count)
     low, high = math.log10(min(values)), math.log10(max(values))
@@ -99,11 +99,11 @@ def duration_text(seconds: float) -> str:
 
 
 def time_text(unix_seconds: float) -> str:
-    """Return a time as text, in UTC."""
+    """Return a Unix time as text, in UTC."""
     return datetime.fromtimestamp(unix_seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def _round_step(least: float) -> float:
-    """Return the smallest of 1, 2, 2.5, 5 times a power of ten that is not below `least`."""
+    """Return the smallest 1, 2, 2.5 or 5 times a power of ten that is at least `least`."""
     power = 10.0 ** math.floor(math.log10(least))
     return next(n * power for n in (1, 2, 2.5, 5, 10) if n * power >= least * (1 - 1e-9))

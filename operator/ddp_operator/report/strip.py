@@ -1,4 +1,4 @@
-"""The strip of attempts: one bar per attempt over the common time axis."""
+"""Draw the strip of attempts: one bar per attempt over the common time axis."""
 
 from collections.abc import Iterator, Sequence
 
@@ -11,16 +11,16 @@ from ddp_operator.report.timeline import Row, RunTimeline
 STRIP_WIDE = Format("wide", width=1160, height=86, left=64, right=14)
 STRIP_NARROW = Format("narrow", width=340, height=86, left=54, right=10, time_ticks=4)
 _BAR = 24
-"""Height of a bar, in pixels."""
+"""Height of the bar of an attempt, in pixels."""
 _LABELLED = 26
-"""Width of a bar, in pixels, from which it contains the number of its attempt."""
+"""Minimum width of a bar that shows the number of its attempt, in pixels."""
 _NO_VALUES = Scale(0.0, 1.0, ())
 
 
 def draw_strip(
     timeline: RunTimeline, saves: Sequence[Save], form: Format, time: Scale, marks: Sequence[Mark]
 ) -> str:
-    """Return the strip as an SVG element."""
+    """Return the strip of attempts as an SVG element."""
     canvas = Canvas(form, time, _NO_VALUES)
     parts = [*time_axis(canvas)]
     parts += _bars(timeline, canvas)
@@ -32,14 +32,14 @@ def draw_strip(
 
 
 def title_of(row: Row) -> str:
-    """Return a description of an attempt for the pointer."""
+    """Return the tooltip of an attempt."""
     end = f": {row.reason}" if row.reason else ""
     title = f"attempt {row.number}{end}, {duration_text(row.end - row.start)}"
     return f"{title}\n{row.message}" if row.message else title
 
 
 def _bars(timeline: RunTimeline, canvas: Canvas) -> Iterator[str]:
-    """Draw the bars. Equal ones on the same pixels are drawn once."""
+    """Draw the bars of the attempts. Draw equal bars on the same pixels only once."""
     drawn, top = set[tuple[int, int, str]](), canvas.form.top + 4
     for row in timeline.rows:
         left = canvas.x(row.start - timeline.start)
@@ -56,7 +56,7 @@ def _bars(timeline: RunTimeline, canvas: Canvas) -> Iterator[str]:
 
 
 def _checkpoints(saves: Sequence[Save], timeline: RunTimeline, canvas: Canvas) -> Iterator[str]:
-    """Draw a dot per checkpoint below the bars, at most one per two pixels."""
+    """Draw a dot for each checkpoint below the bars, at most one per two pixels."""
     y = canvas.form.top + 4 + _BAR + 9
     places = sorted({round(canvas.x(save.time - timeline.start) / 2) * 2 for save in saves})
     if places:

@@ -1,4 +1,4 @@
-"""Style sheet of the report. It needs no other file."""
+"""Style sheet of the report page, which loads no other file."""
 
 STYLE = """
 :root{color-scheme:light dark;--bg:#f6f7f9;--card:#fff;--text:#1b2330;--soft:#5b6676;--line:#dfe3e9;

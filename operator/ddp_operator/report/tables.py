@@ -1,4 +1,4 @@
-"""The tables of attempts and of ranks."""
+"""Build the tables of attempts and of ranks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,12 +10,12 @@ from ddp_operator.report.text import html_text
 from ddp_operator.report.timeline import Row, RunTimeline
 
 MOST_ROWS = 200
-"""Largest number of attempts in the table. The newest ones are shown."""
+"""Maximum number of attempts in the table, which shows the newest ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class Heading:
-    """Heading of a column, and class of its cells."""
+    """Heading of a column, and the CSS class of the column's cells."""
 
     heading: str
     style: str = ""
@@ -39,7 +39,7 @@ def attempts_table(timeline: RunTimeline) -> str:
 
 
 def ranks_table(history: History) -> str:
-    """Return a table of the ranks of the newest attempt, with the median of their times."""
+    """Return a table of the newest attempt's ranks, with the medians of their durations."""
     newest = max((point.attempt for point in history.points), default=0)
     number = history.attempts[newest].number if history.attempts else 0
     points = [point for point in history.points if point.attempt == newest]
@@ -84,7 +84,7 @@ def _attempt(row: Row, timeline: RunTimeline) -> list[str]:
 
 
 def _medians(spreads: Sequence[RankSpread | None]) -> list[float]:
-    """Return the median of each rank, or nothing if the ranks are not listed."""
+    """Return the median durations of each rank, or nothing if no event lists the ranks."""
     listed = [spread.by_rank for spread in spreads if spread is not None and spread.by_rank]
     if not listed or len({len(seconds) for seconds in listed}) != 1:
         return []
@@ -94,7 +94,7 @@ def _medians(spreads: Sequence[RankSpread | None]) -> list[float]:
 def _section(
     title: str, columns: Sequence[Heading], rows: Sequence[Sequence[str]], style: str
 ) -> str:
-    """Return a table. Its cells are HTML. With `stacked` each row is a block on a narrow screen."""
+    """Return a table with HTML cells. With `stacked`, narrow screens show each row as a block."""
     heads = "".join(
         f'<th role="columnheader" scope="col" class="{column.style}">{column.heading}</th>'
         for column in columns

@@ -1,13 +1,13 @@
-"""Texts of users in HTML."""
+"""Convert texts of users to safe HTML."""
 
 from html import escape
 
 MOST_CHARACTERS = 2000
-"""Largest number of characters of one text on the page."""
+"""Maximum number of characters of one text on the page."""
 
 
 def html_text(text: object) -> str:
-    """Return a text as HTML, without control characters and not longer than the limit."""
+    """Return a text as HTML, without control characters and cut at the limit."""
     plain = str(text)[:MOST_CHARACTERS]
     printable = (c for c in plain if c == "\n" or not (ord(c) < 32 or 127 <= ord(c) < 160))  # noqa: PLR2004
     return escape("".join(printable), quote=True).encode("utf-8", "replace").decode()

@@ -1,4 +1,4 @@
-"""The attempts of a run on one time axis, from the job's status and from its history."""
+"""Place the attempts of a run on one time axis, from the job's status and from its history."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,20 +8,20 @@ from ddp_operator.report.history import Attempt, History
 from ddp_operator.report.job import JobFacts, unix
 
 _ENDS = {"summary": "Completed", "complete": "Completed", "stop": "Stopped"}
-"""Ends of an attempt by its last event."""
+"""Ends of an attempt, by the type of its last event."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One attempt."""
+    """One attempt on the time axis."""
 
     number: int
     start: float
-    """Unix seconds."""
+    """Start of the attempt, in Unix seconds."""
     end: float
-    """Unix seconds: the end, or the newest sign of the attempt while it runs."""
+    """End of the attempt, or its newest event while it runs, in Unix seconds."""
     reason: str
-    """How the attempt ended, in one word. `Running` if it has not; empty if unknown."""
+    """Reason for the end in one word; `Running` before the end; empty if unknown."""
     message: str = ""
     cause: Cause | None = None
     start_step: int | None = None
@@ -29,7 +29,7 @@ class Row:
 
     @property
     def kind(self) -> str:
-        """Return the class of the end: running, completed, application, infrastructure or free."""
+        """Class of the end: running, completed, application, infrastructure or free."""
         if self.reason in {"Running", "Completed"}:
             return self.reason.lower()
         return self.cause.value.lower() if self.cause is not None else "unknown"
@@ -37,7 +37,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class RunTimeline:
-    """Attempts and the range of the time axis."""
+    """All attempts of a run, and the range of the time axis."""
 
     rows: tuple[Row, ...]
     start: float
@@ -52,7 +52,7 @@ class RunTimeline:
 def build_timeline(job: JobFacts | None, history: History, now: float) -> RunTimeline:
     """Return all attempts that the status or the history describes.
 
-    The status holds causes, but only of the last attempts. The history holds all attempts.
+    The status contains causes, but only for the last attempts. The history contains all attempts.
     """
     following = [*history.attempts[1:], None]
     rows = list(map(_from_history, history.attempts, following))

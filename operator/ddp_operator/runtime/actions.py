@@ -1,13 +1,13 @@
-"""Run the actions of a plan. The pods of a large job are created in turns with other jobs.
+"""Run the actions of a plan. Jobs take turns to create their pods.
 
 Actions run in stages. Deletions come first because they free names, then Service and NetworkPolicy,
-then pods and attempt orders together. A stage starts when the one before has ended without an
+then pods and attempt orders together. A stage starts when the previous stage has ended without an
 error.
 
-The creation of thousands of pods must not block other jobs. So a job creates pods only for the
-length of its turn, and the rest in its next one. The requests start slowly, because an API server
-that refuses the first pod, for example because of a quota, would refuse all of them. Jobs that
-create pods at the same time share the concurrent requests evenly.
+The creation of thousands of pods must not block other jobs. So a job creates pods only until its
+turn ends, and creates the remaining pods in its next turn. The number of concurrent requests starts
+small, because an API server that refuses the first pod, for example because of a quota, would
+refuse all of them. Jobs that create pods at the same time share the concurrent requests evenly.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ from ddp_wire.signatures import random_text
 
 
 class ActionRunner:
-    """Runs the actions of all jobs. One instance serves all workers."""
+    """Runner of the actions of all jobs. All workers share one instance."""
 
     def __init__(
         self,
@@ -55,9 +55,9 @@ class ActionRunner:
 
         Args:
             cluster: Access to the cluster.
-            cache: Cache, which stores the created and changed children.
+            cache: Cache in which the runner stores the created and changed children.
             in_flight: Maximum number of concurrent requests of one plan.
-            others_wait: Returns whether other jobs wait for a worker.
+            others_wait: Function that returns whether other jobs wait for a worker.
         """
         self._cluster, self._cache = cluster, cache
         self._in_flight, self._others_wait = in_flight, others_wait
@@ -74,14 +74,14 @@ class ActionRunner:
         continues: bool = False,
         shortest_turn: float = SHORTEST_TURN_SECONDS,
     ) -> bool:
-        """Run actions: deletions first because they free names, then the pods' network.
+        """Run actions: first deletions, then the Service and NetworkPolicy, then pods and orders.
 
         Args:
             job: The job.
-            raw: Its manifest, for Events.
-            state: Its state, which records created pods and restored children.
-            actions: Actions of its plan.
-            continues: Whether the API server has accepted pods of this job just before.
+            raw: The job's manifest, for Events.
+            state: The job's state, in which the runner records created pods and restored children.
+            actions: Actions of the job's plan.
+            continues: Whether the API server accepted pods of this job in the previous turn.
             shortest_turn: Seconds for which pods are created, even if other jobs wait.
 
         Returns:
@@ -114,7 +114,7 @@ class ActionRunner:
         first: int,
         shortest_turn: float,
     ) -> int:
-        """Create pods until the job's turn ends. Return how many remain."""
+        """Create pods until the job's turn ends. Return the number of pods not yet created."""
         if not creations:
             return 0
         new = random_text()
@@ -135,7 +135,7 @@ class ActionRunner:
             self._creating -= 1
 
     def _share(self) -> int:
-        """Return the number of concurrent creations of one job. All jobs share the requests."""
+        """Return how many creations one job may run concurrently. All jobs share the total."""
         return max(FIRST_PODS, self._in_flight // max(1, self._creating))
 
     async def _do(
@@ -182,7 +182,7 @@ class ActionRunner:
                 await self._cluster.emit(raw, event)
 
     def _send_order(self, job: DDPJob, action: SetAttempt) -> None:
-        """Send the order to the agent directly, because the kubelet delays the annotation."""
+        """Send the order to the agent directly, because the kubelet delivers annotations late."""
         order = order_from_text(action.value)
         if action.ip is not None and order is not None:
             request = AttemptOrder.of(job.metadata.uid, order)
@@ -197,7 +197,7 @@ class ActionRunner:
 
 
 async def _all(running: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Run actions at once. Raise the first error after all have ended."""
+    """Run all actions concurrently. Raise the first error after all have ended."""
     for outcome in await asyncio.gather(*running, return_exceptions=True):
         if isinstance(outcome, BaseException):
             raise outcome

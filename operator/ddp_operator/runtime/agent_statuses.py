@@ -1,4 +1,4 @@
-"""What the controller needs to know of agents."""
+"""Protocol through which the controller reads agent statuses."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -9,16 +9,16 @@ from ddp_wire.messages import AgentStatus
 
 
 class AgentStatuses(Protocol):
-    """Newest known statuses of agents. They are observations: they may be missing or old.
+    """Source of the newest known agent statuses, which may be missing or old.
 
-    Any thread may call the methods that only read.
+    Any thread may call the methods that do not change the source.
     """
 
     def follow(self, key: Key, pods: Sequence[PodView], first: int = 0) -> None:
-        """Observe the agents of exactly these pods of a job.
+        """Follow the agents of these pods of a job, and of no other pods of the job.
 
-        The other agents send their notices to the agent of node `first`, the first member of the
-        attempt.
+        All other agents send their notices to the agent of node `first`, the attempt's first
+        member.
         """
 
     def statuses(self, pods: Sequence[PodView]) -> dict[str, AgentStatus]:
@@ -29,4 +29,4 @@ class AgentStatuses(Protocol):
 
     @property
     def progress_seconds(self) -> float:
-        """Seconds between two status writes that change only the progress of one job."""
+        """Minimum seconds between two status writes of one job that change only its progress."""

@@ -1,17 +1,17 @@
-"""Watches of agent statuses, so that a fault is found without a wait for a probe.
+"""Watch the agents' statuses, so that the operator detects faults without probe delays.
 
 A watch is one open request to one agent, and the agent answers when its status has a new revision
-(a long poll). Each answer is stored, wakes the job's reconcile, and begins the next request. No
-reconcile waits for an agent. Without an answer the status is dropped unless it is final, and the
-operator finds a fault by the state of the pod alone, seconds later.
+(a long poll). The watcher stores each answer, triggers a reconcile of the job, and sends the next
+request. No reconcile waits for an agent. If an agent does not answer, the watcher drops its status
+unless that is final. Then only the state of the pod shows a fault, seconds later.
 
-The agent of the first member always has a request. The other agents have one as long as the status
-of any agent of the job changes. Once the job is quiet their requests end, and they notify that
-agent of an unread status. In a job of more than 512 pods the other agents answer at once instead of
-holding a request, one after the other.
+The agent of the first member always has an open request. All other agents have one as long as the
+status of any agent of the job changes. Once the job is quiet these requests end, and an agent with
+an unread status notifies the first member's agent. In a job of more than 512 pods these agents do
+not hold a request: they answer at once, one after another.
 
-Agents are not trusted and there may be thousands. So first requests, answers, retries and wakes
-each have a budget.
+Agents are not trusted, and there may be thousands of them. So budgets limit first requests,
+answers, retries and triggered reconciles.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ from ddp_wire.messages import AgentStatus
 
 
 class AgentWatcher:
-    """Open requests to the agents of active jobs."""
+    """Watcher of the agents of active jobs through open requests."""
 
     def __init__(
         self,
@@ -42,10 +42,10 @@ class AgentWatcher:
 
         Args:
             cluster: Access to the agents.
-            wake: Called with a job's key when an agent's status changes.
-            status_writes_per_second: Status writes of all jobs together in the long run.
-            refresh_pods: Lists the pods of a job whose agent became silent. None if no event of a
-                pod can be lost.
+            wake: Function that is called with a job's key when an agent's status changes.
+            status_writes_per_second: Status writes of all jobs together, averaged over time.
+            refresh_pods: Function that lists the pods of a job whose agent became silent. None if
+                watches lose no event.
         """
         self._cluster, self._wake_job = cluster, wake
         self._status_writes_per_second = status_writes_per_second
@@ -63,10 +63,10 @@ class AgentWatcher:
             self._lists = SilenceLists(refresh_pods, wake, self._may_be_gone)
 
     def follow(self, key: Key, pods: Sequence[PodView], first: int = 0) -> None:
-        """Watch the agents of exactly these pods of a job. Stop the job's other watches.
+        """Watch the agents of these pods of a job. Stop all other watches of the job.
 
-        The other agents send their notices to the agent of node `first`, the first member of the
-        attempt.
+        All other agents send their notices to the agent of node `first`, the attempt's first
+        member.
         """
         wanted = {pod.uid: pod for pod in pods if pod.ip and not pod.terminal}
         job = self._jobs.get(key)
@@ -91,8 +91,8 @@ class AgentWatcher:
     def silent(self, pods: Sequence[PodView]) -> frozenset[str]:
         """Return the uids of those pods of a job whose agent did not answer the newest request.
 
-        Without any answer from the agents of a job, the operator probably cannot reach them at all,
-        and their silence tells nothing.
+        If no agent of a job answers, the operator probably cannot reach them, so the result is
+        empty.
         """
         found = list(self._of(pods))
         if not any(watch.answered for _, watch in found):
@@ -100,12 +100,12 @@ class AgentWatcher:
         return frozenset(uid for uid, watch in found if watch.silent)
 
     def count(self, silent: bool) -> int:
-        """Return the number of followed agents that are silent, or that are not."""
+        """Return the number of followed agents that are silent, or the number that are not."""
         return sum(watch.silent == silent for watch in self._by_uid.values())
 
     @property
     def progress_seconds(self) -> float:
-        """Seconds between two status writes that change only the progress of one job.
+        """Minimum seconds between two status writes of one job that change only its progress.
 
         All followed jobs share the budget of status writes evenly.
         """
@@ -127,12 +127,12 @@ class AgentWatcher:
             await self._lists.close()
 
     def _of(self, pods: Sequence[PodView]) -> Iterable[tuple[str, Watch]]:
-        """Return the watches of these pods, by uid. Any thread may call it."""
+        """Return the watches of these pods, by uid. Any thread may call this method."""
         found = ((pod.uid, self._by_uid.get(pod.uid)) for pod in pods)
         return ((uid, watch) for uid, watch in found if watch is not None)
 
     def _set_first(self, job: JobWatches, first: int) -> None:
-        """Keep the permanent request open to the agent of this node, the first member."""
+        """Keep a permanent request open to the agent of the first member."""
         if job.first == first:
             return
         job.first = first
@@ -149,7 +149,7 @@ class AgentWatcher:
             self._resume_all(job)
 
     def _ensure(self, job: JobWatches, uid: str, pod: PodView) -> None:
-        """Start a watch, or start it again if the pod has changed so that a new try is due."""
+        """Start a watch. Restart it if a change of the pod makes a new request worthwhile."""
         state = (pod.ip, pod.phase, pod.ready, pod.deleting)
         known = job.watches.get(uid)
         if known is not None and known.state == state:
@@ -174,18 +174,18 @@ class AgentWatcher:
         watch.task = asyncio.ensure_future(self._run(job, watch))
 
     def _resume(self, job: JobWatches, watch: Watch) -> None:
-        """Ask an agent again if its request ended because the job was quiet."""
+        """Send a new request to an agent whose request ended because the job was quiet."""
         if watch.task is not None and watch.task.done():
             watch.task = asyncio.ensure_future(self._run(job, watch))
 
     def _resume_all(self, job: JobWatches) -> None:
-        """Ask all agents of a job again, because the job is not quiet any more."""
+        """Send new requests to all agents of a job, because the job is no longer quiet."""
         ended, job.ended = job.ended, []
         for watch in ended:
             self._resume(job, watch)
 
     async def _run(self, job: JobWatches, watch: Watch) -> None:
-        """Ask one agent again and again, until its job is quiet."""
+        """Send requests to one agent, one after another, until its job is quiet."""
         pod, revision, delay = watch.pod, -1, limits.AGENT_RETRIES.first
         loop = asyncio.get_running_loop()
         turn = self._openings.take(loop.time())
@@ -218,7 +218,7 @@ class AgentWatcher:
     def _longest_retry(self, job: JobWatches, pod: PodView) -> float:
         """Return the longest pause between two requests to an agent that does not answer.
 
-        A change of its pod, such as its readiness, causes a request at once.
+        A change of the pod, for example of its readiness, triggers a request at once.
         """
         if pod.index == job.first:
             return limits.AGENT_RETRIES.longest
@@ -234,7 +234,7 @@ class AgentWatcher:
             self._resume_all(job)
 
     def _record_silence(self, job: JobWatches, watch: Watch) -> None:
-        """Drop the status of an agent that does not answer, unless it is final and remains true."""
+        """Drop the status of an agent that does not answer, unless the status is final."""
         lost = watch.status is not None and watch.status.phase not in FINAL_PHASES
         if lost:
             watch.status = None
@@ -248,12 +248,12 @@ class AgentWatcher:
             self._resume_all(job)
 
     def _may_be_gone(self, uid: str) -> bool:
-        """Return whether the silence of an agent is the only sign that its pod may be gone."""
+        """Return whether only the silence of an agent shows that its pod may be gone."""
         watch = self._by_uid.get(uid)
         return watch is not None and watch.may_be_gone()
 
     def _wake(self, job: JobWatches) -> None:
-        """Wake a job now, or later together with the changes until then if it had many."""
+        """Trigger a reconcile of a job now, or later if the job had many of them."""
         if job.later_wake is not None:
             return
         loop = asyncio.get_running_loop()

@@ -1,15 +1,16 @@
 """Cache of jobs and their children, filled by watches and by answers of the API server.
 
-Watches deliver events late, and an answer to a request may be older or newer than the last event.
-A resource version alone cannot order the two, because versions decrease when etcd is restored from
-a backup. So each request opens a `PendingRequest` before it is sent, which records the events that
-arrive until its answer. The answer replaces all that was known before the request, and is compared
-by version only with what arrived since. Between two watch events the newer version wins.
+Watches deliver events late, and an answer to a request may be older or newer than the last event. A
+resource version alone cannot order the two, because versions decrease when etcd is restored from a
+backup. So each request opens a `PendingRequest` before it is sent, which records the events that
+arrive until the answer. The answer replaces everything that was known before the request. Its
+version is compared only with events that arrived after the request. Of two watch events, the newer
+version wins.
 
 Decisions therefore never see an object older than the operator's own last write.
 
-The cache holds no job of another controller (`spec.managedBy`). Workers, metrics and the owners of
-directories read jobs from here alone, so such a job does not exist for this operator.
+The cache holds no job of another controller (`spec.managedBy`). Workers, metrics and the index of
+directories read jobs only from the cache, so they never see such a job.
 """
 
 import asyncio
@@ -26,12 +27,12 @@ from ddp_wire import contract
 
 _JOB = "DDPJob"
 _ObjectKey = tuple[str, str, str]
-"""Kind, namespace and name."""
+"""Kind, namespace and name of an object."""
 
 
 @dataclass
 class _Contents:
-    """Contents of a cache, which its pending requests share."""
+    """Contents of the cache, which the cache and its pending requests share."""
 
     jobs: dict[Key, Manifest] = field(default_factory=dict)
     children: dict[str, dict[Key, dict[str, Manifest]]] = field(
@@ -41,14 +42,14 @@ class _Contents:
     """Resource version of the last list of jobs."""
     restored: asyncio.Event = field(default_factory=asyncio.Event)
     pending: set["PendingRequest"] = field(default_factory=set)
-    """Requests that have no answer yet."""
+    """Requests that have not yet been answered."""
     directories: Directories = field(default_factory=Directories)
-    """Owners of the directories of all these jobs' checkpoints."""
+    """Index of the owners of all checkpoint directories."""
     places: PodPlaces = field(default_factory=PodPlaces)
-    """Kubernetes nodes of all these pods."""
+    """Index of the Kubernetes nodes of all living pods."""
 
     def store_job(self, job: Manifest) -> None:
-        """Store a job in place of the known one, or remove that one for a foreign job."""
+        """Store a job, or remove the stored one if another controller manages the job."""
         key = _job_key(job)
         if is_foreign(job):
             self.remove_job(key)
@@ -57,19 +58,19 @@ class _Contents:
         self.directories.put(key, job)
 
     def remove_job(self, key: Key) -> None:
-        """Remove the job with a key, if there is one."""
+        """Remove the job with a key, if it is stored."""
         if self.jobs.pop(key, None) is not None:
             self.directories.drop(key)
 
     def store_child(self, kind: str, key: Key, child: Manifest) -> None:
-        """Store a child of a job in place of the known one."""
+        """Store a child of a job, and replace the stored version."""
         known, name = self.children[kind].setdefault(key, {}), child["metadata"]["name"]
         if kind == "Pod":
             self.places.move(key, name, known.get(name), child)
         known[name] = child
 
     def remove_child(self, kind: str, key: Key, name: str) -> None:
-        """Remove a child of a job that is known."""
+        """Remove a child of a job, if it is stored."""
         known = self.children[kind][key]
         if kind == "Pod":
             self.places.move(key, name, known[name], None)
@@ -78,7 +79,7 @@ class _Contents:
     def record_change(
         self, kind: str, changed: Manifest, *, deleted: bool = False, by: "PendingRequest | None"
     ) -> None:
-        """Record a watch event, or an object in the answer of one request, for all other ones."""
+        """Record a watch event, or an object in an answer, in all other pending requests."""
         for request in self.pending - {by}:
             request.record_change(kind, changed, deleted=deleted)
 
@@ -86,9 +87,9 @@ class _Contents:
 class Cache:
     """Newest known jobs and children, by job key.
 
-    The cache can lag behind the API server, so no action is taken from its contents alone.
-    An object that equals the known one does not replace it. Otherwise each relist would move all
-    objects, and leave their former memory in pieces.
+    The cache can lag behind the API server, so every write checks the object's version. An equal
+    object does not replace the stored one. Otherwise each relist would replace all objects and
+    fragment the memory.
     """
 
     def __init__(self) -> None:
@@ -111,11 +112,11 @@ class Cache:
         return list(self._jobs.values())
 
     def children(self, kind: str, key: Key) -> list[Manifest]:
-        """Return a job's children of one kind, also those of earlier jobs with the same name."""
+        """Return a job's children of one kind, even those of earlier jobs with the same name."""
         return list(self._children[kind].get(key, {}).values())
 
     def put_job(self, job: Manifest) -> Key:
-        """Store a job from a watch unless a newer version is known. Return its key."""
+        """Store a job from a watch unless a newer version is stored. Return the job's key."""
         key = _job_key(job)
         self._contents.record_change(_JOB, job, by=None)
         known = self._jobs.get(key)
@@ -124,7 +125,7 @@ class Cache:
         return key
 
     def drop_job(self, job: Manifest) -> Key:
-        """Remove a deleted job, but not a later job with the same name. Return its key."""
+        """Remove a deleted job, but not a later job with the same name. Return the job's key."""
         key = _job_key(job)
         self._contents.record_change(_JOB, job, deleted=True, by=None)
         known = self._jobs.get(key)
@@ -133,11 +134,11 @@ class Cache:
         return key
 
     def forget_job(self, key: Key) -> None:
-        """Remove the job with a key, if there is one."""
+        """Remove the job with a key, if it is stored."""
         self._contents.remove_job(key)
 
     def put_child(self, kind: str, child: Manifest) -> Key | None:
-        """Store a child from a watch unless a newer version is known. Return its job's key."""
+        """Store a child from a watch unless a newer version is stored. Return its job's key."""
         key = job_key(child)
         if key is None:
             return None
@@ -166,10 +167,10 @@ class Cache:
         return key
 
     def replace(self, snapshot: ClusterSnapshot) -> set[Key]:
-        """Replace the contents by a relist. No watch event may have arrived since its request.
+        """Replace the contents by a relist. No watch event may have arrived since the list request.
 
         Returns:
-            Keys of all jobs that are known or were known before.
+            Keys of all jobs in the old and the new contents.
         """
         with self.pending_request() as relist:
             return relist.replace(snapshot)
@@ -186,15 +187,15 @@ class Cache:
 
 
 class PendingRequest:
-    """A request to the API server, and the watch events and other answers since it was sent.
+    """A sent request to the API server, with all events and answers that arrived since then.
 
-    The answer replaces what the cache knew before the request, even a higher resourceVersion.
-    The versions of an API server decrease when its etcd is restored from a backup. The answer may
-    be older than an event since the request, so that the versions of these two are compared.
+    The answer replaces what the cache knew before the request, even a higher resourceVersion. The
+    versions of an API server decrease when its etcd is restored from a backup. The answer may be
+    older than an event that arrived since the request, so their versions are compared.
     """
 
     def __init__(self, contents: "_Contents") -> None:
-        """Create a request that stores its answer in the contents of a cache."""
+        """Create a record of a request whose answer is stored in the contents of a cache."""
         self._contents = contents
         self._changed: set[_ObjectKey] = set()
         self._deleted_uids: set[str] = set()
@@ -222,7 +223,7 @@ class PendingRequest:
             self._contents.remove_job(key)
 
     def put_child(self, kind: str, child: Manifest) -> bool:
-        """Store a child from the answer. Return whether it differs from the known one."""
+        """Store a child from the answer. Return whether it differs from the stored one."""
         key = job_key(child)
         if key is None:
             return False
@@ -239,7 +240,7 @@ class PendingRequest:
         """Replace the contents of the cache by a relist.
 
         Returns:
-            Keys of all jobs that are known or were known before.
+            Keys of all jobs in the old and the new contents.
         """
         contents = self._contents
         affected = set(contents.jobs) | set(contents.children["Pod"])
@@ -257,14 +258,14 @@ class PendingRequest:
         return affected | set(contents.jobs)
 
     def replace_pods(self, key: Key, labels: Mapping[str, str], listing: Listing) -> None:
-        """Replace the pods of a job that have these labels by a list of all pods with them."""
+        """Replace the pods of a job that have these labels by the listed pods."""
         self._replace_children("Pod", listing, [key], labels)
 
     def replace_kind(self, kind: str, namespace: str | None, listing: Listing) -> set[Key]:
-        """Replace the children of a kind, of one namespace or of all, by a list of all of them.
+        """Replace the children of a kind, in one namespace or in all, by the listed children.
 
         Returns:
-            Keys of the jobs whose children differ from the known ones.
+            Keys of the jobs whose children have changed.
         """
         known = self._contents.children[kind]
         keys = [key for key in known if namespace is None or key[0] == namespace]
@@ -273,7 +274,7 @@ class PendingRequest:
     def _replace_children(
         self, kind: str, listing: Listing, keys: Iterable[Key], labels: Mapping[str, str]
     ) -> set[Key]:
-        """Replace the children of these jobs with these labels. Return the keys that changed."""
+        """Replace the children of these jobs that have these labels. Return the changed keys."""
         changed: set[Key] = set()
         contents = self._contents
         children = contents.children[kind]
@@ -298,7 +299,7 @@ class PendingRequest:
         return changed
 
     def _wins(self, kind: str, answer: Manifest, known: Manifest | None) -> bool:
-        """Return whether an object of the answer replaces the known one."""
+        """Return whether an object from the answer replaces the stored one."""
         if answer["metadata"]["uid"] in self._deleted_uids:
             return False
         if known is None or _object_key(kind, answer) not in self._changed:
@@ -306,12 +307,12 @@ class PendingRequest:
         return _version(answer) >= _version(known)
 
     def _outlives(self, kind: str, known: Manifest, listing: Listing) -> bool:
-        """Return whether a known object was created or changed after a list was made."""
+        """Return whether a stored object was created or changed after a list was made."""
         return _object_key(kind, known) in self._changed and _version(known) > listing.version
 
 
 def job_key(child: Manifest) -> Key | None:
-    """Return the key of the job that a child's label names, or None without the label."""
+    """Return the key of the job that a child's label names, or None without this label."""
     metadata = child["metadata"]
     name = (metadata.get("labels") or {}).get(contract.LABEL_JOB_NAME)
     return (metadata["namespace"], name) if name else None
@@ -330,7 +331,7 @@ def _version(manifest: Manifest) -> int:
 
 
 def _is_newer(new: Manifest, old: Manifest | None) -> bool:
-    """Return whether a watch event `new` replaces `old`. Only versions of one uid are compared."""
+    """Return whether event `new` replaces `old`. Compare versions only of the same uid."""
     if old is None or new["metadata"]["uid"] != old["metadata"]["uid"]:
         return True
     return _version(new) >= _version(old)

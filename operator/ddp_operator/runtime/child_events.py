@@ -1,4 +1,4 @@
-"""Sink of the children's watches: update the cache, and queue the jobs that changed."""
+"""Receive the events of the children's watches: update the cache and queue the changed jobs."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -17,10 +17,10 @@ _REFUSED = {HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND}
 
 
 class ChildEvents:
-    """See `ddp_operator.cluster.kube.watch.Sink`."""
+    """Consumer of the children's watches, as `ddp_operator.cluster.kube.watch.Sink` defines it."""
 
     def __init__(self, cache: Cache, queue: WorkQueue[Key], activity: WorkerActivity) -> None:
-        """Create a sink. `activity` gets the sentences about watches that are refused."""
+        """Create a consumer. `activity` receives messages about refused watches."""
         self._cache, self._queue, self._activity = cache, queue, activity
         self._errors: dict[tuple[str, str | None], str] = {}
         """Logged errors, by kind and namespace, of the watches that fail."""
@@ -45,7 +45,7 @@ class ChildEvents:
             yield take
 
     def report(self, kind: str, namespace: str | None, error: ClusterError | None) -> None:
-        """Log the first of equal errors, and the success after it. Update what /readyz shows."""
+        """Log the first of equal errors, and the next success. Update the state of /readyz."""
         watch = (kind, namespace)
         if error is None and watch not in self._errors:
             return

@@ -1,4 +1,4 @@
-"""Controller that observes a job, decides, writes the status, acts and publishes Events."""
+"""Controller of one job after another: observe, decide, write the status, act, publish Events."""
 
 import asyncio
 import logging
@@ -56,7 +56,7 @@ _log = logging.getLogger(__name__)
 
 
 class Controller:
-    """Controller of all jobs. One instance serves all workers.
+    """Controller of all jobs. All workers share one instance.
 
     No decision depends on state that a restart of the operator would lose.
     """
@@ -81,15 +81,16 @@ class Controller:
         Args:
             cluster: Access to the cluster.
             cache: Newest known jobs and children.
-            defaults: Values of jobs that set none.
-            clock: Returns the time.
+            defaults: The operator's defaults for spec fields that a job leaves out.
+            clock: Function that returns the current time.
             agents: Newest known statuses of agents.
-            nodes: Newest known Kubernetes nodes, or None if nothing watches them.
-            monotonic: Returns seconds of a clock that is never set. None derives it from `clock`.
+            nodes: Newest known Kubernetes nodes, or None if the operator does not watch them.
+            monotonic: Function that returns the seconds of a monotonic clock. None derives it from
+                `clock`.
             in_flight: Maximum number of concurrent requests of one plan.
-            is_listed: Returns whether the cache has had all jobs of a namespace.
-            others_wait: Returns whether other jobs may wait for a worker.
-            on_status: Called with the old and the new status after each write.
+            is_listed: Function that returns whether the cache contains all jobs of a namespace.
+            others_wait: Function that returns whether other jobs may wait for a worker.
+            on_status: Function that is called with the old and the new status after each write.
         """
         self._on_status = on_status
         self._cluster, self._cache, self._agents = cluster, cache, agents
@@ -102,10 +103,10 @@ class Controller:
         self._attempts = FairBudget(ATTEMPTS, SHARED_ATTEMPTS, shortest_turn=0.0)
 
     def pause_seconds(self, key: Key) -> float:
-        """Return for how long a job should not be decided again, in proportion to its cost.
+        """Return the pause until the next decision about a job, in proportion to its CPU cost.
 
-        Each of a thousand pods has several events. To decide after each one would cost the square
-        of the number of pods, and the other jobs would wait for it.
+        Each pod has several events. With a decision after each event, the cost would grow with the
+        square of the number of pods and delay all other jobs.
         """
         state = self._states.get(key)
         if state is None or state.creating is not None:
@@ -114,7 +115,7 @@ class Controller:
         return seconds if seconds >= SHORTEST_PAUSE_SECONDS else 0.0
 
     def is_creating(self, key: Key) -> bool:
-        """Return whether pods of a job remain to be created in its next turn."""
+        """Return whether some pods of a job must still be created in its next turn."""
         state = self._states.get(key)
         return state is not None and state.creating is not None
 
@@ -179,7 +180,7 @@ class Controller:
     async def _seconds_to_wait(
         self, state: JobState, raw: Manifest, world: World, plan: Plan
     ) -> float:
-        """Return for how long a plan must wait: for its status write, or for its new attempt."""
+        """Return the seconds by which a plan's status write or new attempt is delayed."""
         wait, now = seconds_until_write(world, plan, state.written), world.now.timestamp()
         if is_minor(world, plan):
             wait = max(wait, self._minor_writes(state).seconds_until_token(now))
@@ -191,12 +192,12 @@ class Controller:
         return wait
 
     def _minor_writes(self, state: JobState) -> TokenBucket:
-        """Return the budget of a job's status writes that change only what its agents report."""
+        """Return the budget for a job's status writes that only follow its agents' reports."""
         state.minor_writes.per_second = 1.0 / self._agents.progress_seconds
         return state.minor_writes
 
     def _state(self, key: Key) -> JobState:
-        """Return the state of a job, a new one if the job is seen first."""
+        """Return the state that this process keeps about a job. Create it at the first call."""
         state = self._states.get(key)
         if state is None:
             state = self._states[key] = JobState(
@@ -209,12 +210,12 @@ class Controller:
         return state
 
     def _forget(self, key: Key) -> None:
-        """Forget a job that no longer exists."""
+        """Delete the state of a job that no longer exists."""
         self._states.pop(key, None)
         self._agents.follow(key, ())
 
     async def _warn_once(self, state: JobState, raw: Manifest, sentence: str) -> None:
-        """Log a sentence and publish it as an Event, unless this process did so before."""
+        """Log a message and publish it as an Event, once per process."""
         if state.warned == sentence:
             return
         state.warned = sentence
@@ -222,7 +223,7 @@ class Controller:
         await self._cluster.emit(raw, Event(EventType.WARNING, "UnknownStatus", sentence))
 
     async def _report_invalid(self, raw: Manifest, sentence: str) -> None:
-        """Write into the status why the job is invalid. Only an edit of the job can fix it."""
+        """Write an error into the status of an invalid job. Only an edit can fix the job."""
         status = invalid_spec_status(raw, sentence, self._clock())
         if status is None:
             return
@@ -233,7 +234,7 @@ class Controller:
     async def _report_delay(
         self, state: JobState, raw: Manifest, attempt: int, seconds: float
     ) -> None:
-        """Log and publish once per attempt that it waits for its share of the attempts."""
+        """Report once per attempt that the job waits because it started many attempts."""
         if state.delayed == attempt:
             return
         state.delayed = attempt
@@ -245,7 +246,7 @@ class Controller:
         await self._cluster.emit(raw, Event(EventType.NORMAL, "AttemptDelayed", text))
 
     async def refresh(self, key: Key) -> None:
-        """Read a job again after a write showed that the cache lags behind."""
+        """Read a job from the API server after a write showed that the cache is too old."""
         with self._cache.pending_request() as request:
             raw = await self._cluster.get_job(key)
             if raw is not None:
@@ -291,7 +292,7 @@ class Controller:
         return written
 
     async def _report_blocked(self, state: JobState, raw: Manifest, error: ClusterError) -> None:
-        """Store the error, so that the next reconcile writes it into the status."""
+        """Store an API server error, so that the next reconcile writes it into the status."""
         if isinstance(error, ConflictError) or state.blocked == str(error):
             return
         state.blocked = str(error)
@@ -299,14 +300,14 @@ class Controller:
 
 
 def _starts_again(job: DDPJob, plan: Plan) -> bool:
-    """Return whether a plan begins an attempt that is not the job's first."""
+    """Return whether a plan starts an attempt other than the job's first one."""
     return plan.status.attempt > job.status.attempt > 0
 
 
 def _continues_creation(job: DDPJob, plan: Plan, attempt: int | None) -> bool:
-    """Return whether a plan only creates more pods of the attempt of the job's last turn.
+    """Return whether a plan only continues to create the pods of the job's last turn.
 
-    Such creations are idempotent, so they need no fresh list of all pods in each turn.
+    These creations are idempotent, so they do not need a new list of all pods in each turn.
     """
     if attempt is None or not job.status.attempt == plan.status.attempt == attempt:
         return False

@@ -1,4 +1,4 @@
-"""Observe a job and decide what to do. No observation waits for an agent or the API server."""
+"""Observe a job and build its plan, without waiting for an agent or the API server."""
 
 import asyncio
 import time
@@ -23,7 +23,7 @@ from ddp_operator.runtime.ownership import belongs
 
 
 class Decider:
-    """Decides about all jobs, from the cache and from what their agents reported."""
+    """Builder of plans for all jobs, from the cache and from the agents' statuses."""
 
     def __init__(
         self,
@@ -38,9 +38,9 @@ class Decider:
         Args:
             cache: Newest known jobs and children.
             agents: Newest known statuses of agents.
-            defaults: Values of jobs that set none.
-            clock: Returns the time.
-            nodes: Newest known Kubernetes nodes, or None if nothing watches them.
+            defaults: The operator's defaults for spec fields that a job leaves out.
+            clock: Function that returns the current time.
+            nodes: Newest known Kubernetes nodes, or None if the operator does not watch them.
         """
         self._cache, self._agents, self._nodes = cache, agents, nodes
         self._defaults, self._clock = defaults, clock
@@ -48,7 +48,7 @@ class Decider:
     async def decide(
         self, job: DDPJob, pods: Sequence[Manifest], state: JobState
     ) -> tuple[World, Plan]:
-        """Return the observed state of a job with these pods, and the plan for it."""
+        """Return the observed state of a job with these pods, and the plan for the job."""
         owner = self._checkpoint_owner(job)
 
         def look() -> tuple[World, Plan]:
@@ -67,14 +67,14 @@ class Decider:
         return found
 
     def _checkpoint_owner(self, job: DDPJob) -> str | None:
-        """Return the name of the job that owns the directory of this one's checkpoints, or None."""
+        """Return the name of another job that owns this job's checkpoint directory, or None."""
         asks = job.spec.checkpoint is not None and not job.spec.suspend
         if not asks or is_finished(job.status):
             return None
         return self._cache.directories.owner(job.key)
 
     def _observe(self, job: DDPJob, pods: Sequence[Manifest], state: JobState) -> World:
-        """Return the observed state. Any thread may call it."""
+        """Return the observed state of a job. Any thread may call this method."""
         views = state.views.of([p for p in pods if belongs(p, job)])
         known = self._agents.statuses(views)
         return World(
@@ -95,7 +95,7 @@ class Decider:
         )
 
     def _without_held_repairs(self, job: DDPJob, plan: Plan, state: JobState) -> Plan:
-        """Return a plan without repairs of children that another writer changes again and again."""
+        """Return the plan without repairs of children that another writer keeps changing."""
 
         def is_held(action: Action) -> bool:
             if not isinstance(action, EnsureChild):

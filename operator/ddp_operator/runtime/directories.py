@@ -1,4 +1,4 @@
-"""Jobs by the directory of their checkpoints, and the job that owns each directory."""
+"""Index jobs by their checkpoint directory, and select the job that owns each directory."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,12 +9,12 @@ from ddp_operator.reconcile.checkpoint_owner import Claimant, first_in_line
 from ddp_operator.reconcile.invalid_spec import INVALID
 
 _Directory = tuple[str, str]
-"""Namespace, and CLAIM/PATH."""
+"""Namespace of the claim, and the directory as CLAIM/PATH."""
 
 
 @dataclass(frozen=True)
 class _DirectoryClaim:
-    """Claim of an unfinished job on a directory."""
+    """Claim of an unfinished job on a checkpoint directory."""
 
     directory: _Directory
     claimant: Claimant
@@ -23,11 +23,11 @@ class _DirectoryClaim:
 
 
 class Directories:
-    """Index of the jobs that use or want the same directory.
+    """Index of the jobs that use, or want to use, the same checkpoint directory.
 
-    A job that was found to be the owner stays the owner until it ends or names another directory.
-    So workers that decide about two jobs at the same time agree, even if one of the jobs changes at
-    the same time. After a restart of the operator, the status names the directory of a started job.
+    The selected owner of a directory stays the owner until it ends or names another directory. So
+    two workers that decide about two jobs at the same time agree on the owner. After a restart of
+    the operator, the status names the directory of a started job.
     """
 
     def __init__(self) -> None:
@@ -55,13 +55,13 @@ class Directories:
             self._release(known)
 
     def drop(self, key: Key) -> None:
-        """Remove the claim of a job that is gone."""
+        """Remove the claim of a job that no longer exists."""
         known = self._claims.pop(key, None)
         if known is not None:
             self._release(known)
 
     def owner(self, key: Key) -> str | None:
-        """Return the name of the job that owns the directory of this one, or None if it is free."""
+        """Return the name of the job that owns this job's directory, or None if it is free."""
         claim = self._claims.get(key)
         if claim is None:
             return None
@@ -96,7 +96,7 @@ def _continues(known: _DirectoryClaim, claim: _DirectoryClaim | None) -> bool:
 
 
 def _claim_of(job: Manifest) -> _DirectoryClaim | None:
-    """Return the claim of a job; None if it has finished, or has no checkpoints."""
+    """Return the claim of a job, or None if the job has finished or has no checkpoints."""
     try:
         return _read_claim(job)
     except (AttributeError, LookupError, TypeError):

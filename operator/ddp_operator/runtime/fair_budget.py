@@ -1,15 +1,15 @@
-"""Fair budget: every user has a small share of its own, and all users share the rest."""
+"""Fair budget: each user has a small rate of its own, and all users share an additional rate."""
 
 from ddp_operator.limits import Rate
 from ddp_operator.runtime.token_bucket import TokenBucket
 
 
 class FairBudget:
-    """Bounds how often something happens for each of many users, such as jobs.
+    """Limit on the rate of an operation for many users, for example jobs.
 
-    A user that stays within its own rate never waits for the others. A user above it takes
-    its turn for the shared rate, so that one busy user is hardly slowed down while the others are
-    quiet. All times are in seconds of one clock, which must not start before 0.
+    A user within its own rate never waits. Users above their own rate take turns at the shared
+    rate, so a single busy user is hardly delayed. All times are in seconds of one clock, which must
+    not start before 0.
     """
 
     def __init__(self, own: Rate, shared: Rate, *, shortest_turn: float) -> None:
@@ -17,7 +17,7 @@ class FairBudget:
 
         Args:
             own: Rate of each user.
-            shared: Rate of all users together above their own rates.
+            shared: Additional rate that all users share.
             shortest_turn: Minimum wait, in seconds, of a user above its own rate.
         """
         self.own, self.shortest_turn = own, shortest_turn
@@ -26,12 +26,12 @@ class FairBudget:
         self.shared = TokenBucket(shared, 0.0)
 
     def share(self) -> "FairShare":
-        """Return the share of a new user."""
+        """Return the share of a new user in this budget."""
         return FairShare(self)
 
 
 class FairShare:
-    """Share of one user of a budget."""
+    """Share of one user in a fair budget."""
 
     __slots__ = ("_budget", "_own", "_turn")
 
@@ -42,7 +42,7 @@ class FairShare:
         """Times of the first wait and of the turn while the user waits for the shared rate."""
 
     def wait(self, now: float) -> float:
-        """Return the seconds until the user may go on. A user that must wait gets its turn here."""
+        """Return the seconds until the user may proceed. A user that must wait is queued."""
         if self._turn is None:
             if self._bucket(now).seconds_until_token(now) == 0.0:
                 return 0.0
@@ -52,13 +52,13 @@ class FairShare:
         return max(0.0, turn - now) if now >= since else 0.0  # The clock was set back.
 
     def spend(self, now: float) -> None:
-        """Record that the user goes on, after `wait` returned 0."""
+        """Record that the user proceeds, after `wait` has returned 0."""
         if self._turn is None:
             self._bucket(now).take(now)
         self._turn = None
 
     def charge(self, now: float, cost: float, own_per_second: float) -> float:
-        """Charge what happened already to the user's own rate, or to the shared one if due sooner.
+        """Charge a past operation to the user's own rate, or to the shared rate if that is sooner.
 
         Args:
             now: Time of the budget's clock.
@@ -66,7 +66,7 @@ class FairShare:
             own_per_second: Tokens per second of this user from now on.
 
         Returns:
-            Seconds after which the user may go on.
+            Seconds after which the user may proceed.
         """
         own = self._bucket(now)
         own.per_second = own_per_second

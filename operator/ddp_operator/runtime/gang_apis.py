@@ -1,8 +1,9 @@
 """Find out which group objects of gang schedulers the API server serves.
 
-The operator asks once at its start, because it lists and watches the kinds that it found. It asks
-again after a request for a kind that the API server does not serve, and with each full relist: a
-cluster gets a new version, or an administrator installs or removes a scheduler.
+The operator asks the API server at its start, because it lists and watches the kinds that exist. It
+asks again with each full relist, and after a request for a kind that the API server does not serve.
+The kinds change when the cluster is upgraded, or when an administrator installs or removes a
+scheduler.
 """
 
 import asyncio
@@ -17,27 +18,28 @@ from ddp_operator.cluster.base import ClusterError
 _log = logging.getLogger(__name__)
 
 _RETRY_SECONDS = 2.0
-"""Pause after a failed question, in seconds."""
+"""Pause after a failed request for the served versions, in seconds."""
 _SHORTEST_PAUSE_SECONDS = 10.0
-"""Shortest time between two questions, in seconds: each refused request may ask for one."""
+"""Minimum pause between two requests for the served versions, in seconds, because each refused
+request for a kind may trigger one."""
 
 
 class GangApis:
-    """The group objects that the API server serves."""
+    """The kinds of group objects that the API server serves."""
 
     def __init__(
         self, served_versions: Callable[[str], Awaitable[tuple[str, ...]]], gangs: Gangs
     ) -> None:
-        """Create it.
+        """Create a source without asking the API server.
 
         Args:
-            served_versions: Returns the versions of an API group that the API server serves.
-            gangs: Gang schedulers that the settings name.
+            served_versions: Function that returns the served versions of an API group.
+            gangs: Gang schedulers that the operator's settings name.
         """
         self._served_versions, self._gangs = served_versions, gangs
 
     async def discover(self) -> Gangs:
-        """Return the gang schedulers with the API versions of their groups. Retry on failures."""
+        """Return the gang schedulers with their served API versions. Retry on failures."""
         while True:
             try:
                 self._gangs = await self._look()
@@ -48,11 +50,11 @@ class GangApis:
                 return self._gangs
 
     async def wait_for_change(self, asked: asyncio.Event, every: float) -> str:
-        """Return a sentence once the API server serves other group objects than before.
+        """Wait until the served group objects change. Return a message about the change.
 
         Args:
-            asked: Set when a request found a kind that the API server does not serve.
-            every: Longest time between two questions, in seconds.
+            asked: Event that is set when the API server does not serve a requested kind.
+            every: Maximum seconds between two requests for the served versions.
         """
         while True:
             await asyncio.sleep(_SHORTEST_PAUSE_SECONDS)

@@ -1,4 +1,4 @@
-"""The operator's own endpoints: health and metrics."""
+"""Serve the operator's own HTTP endpoints: health and metrics."""
 
 import asyncio
 from collections.abc import Callable
@@ -9,9 +9,9 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from ddp_operator.runtime.workers import WorkerActivity
 
 STUCK_SECONDS = 300.0
-"""Longest time that a worker may be busy with one job. Every request times out earlier."""
+"""Maximum seconds for which a worker may process one job. Every request times out earlier."""
 UNSERVED_SECONDS = 300.0
-"""Longest time in which all requests may fail. After it a new process may help."""
+"""Maximum seconds for which all requests may fail before the process is restarted."""
 
 Readiness = Callable[[], tuple[bool, str] | None]
 
@@ -29,11 +29,11 @@ async def serve_health(
     """Serve /healthz, /readyz and /metrics. The caller must clean up the returned runner.
 
     Args:
-        activity: Activity of this process.
+        activity: Activity of this process's workers.
         registry: Metrics to serve.
         port: Port to listen on.
-        standby_readiness: Returns readiness and a sentence while another process leads, and None
-            while this process leads.
+        standby_readiness: Function that returns the readiness and a message while another process
+            is the leader, and None while this process is the leader.
     """
 
     async def healthz(_: web.Request) -> web.Response:

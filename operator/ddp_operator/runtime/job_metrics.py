@@ -1,7 +1,7 @@
 """Metrics of all jobs, read from their statuses at the time of a scrape.
 
-The series of a job therefore end with the job. They are built from documents, because models of a
-thousand jobs would take seconds.
+So the series of a job end with the job. They are built from JSON documents, because parsing a
+thousand jobs into models would take seconds.
 """
 
 import contextlib
@@ -116,7 +116,7 @@ FAMILIES = (
     STRAGGLER, LAST_FAILURE, START, COMPLETION, STEP, TOTAL_STEPS, PROGRESS_TIME, LOSS, THROUGHPUT,
     CHECKPOINT_TIME, CHECKPOINT_INTERVAL, HANG_LIMIT, TIME, REDONE_STEPS,
 )  # fmt: skip
-"""All metrics of jobs."""
+"""Declarations of all metrics about jobs."""
 
 _RESTARTS = {
     "Application": "restarts",
@@ -129,11 +129,11 @@ class JobCollector(Collector):
     """Collector of the metrics of all jobs that the operator knows."""
 
     def __init__(self, jobs: Callable[[], Sequence[Manifest]]) -> None:
-        """Create a collector. `jobs` returns all jobs; a thread calls it."""
+        """Create a collector. A thread calls `jobs`, which returns all jobs."""
         self._jobs = jobs
 
     def collect(self) -> Iterable[Metric]:
-        """Return the present metrics."""
+        """Return the current metrics of all jobs."""
         samples = Samples(FAMILIES)
         for job in self._jobs():
             # A user who may write statuses may write nonsense. It must not hide the other jobs.
@@ -208,7 +208,7 @@ def _add_progress(samples: Samples, own: tuple[str, str], status: dict[str, Any]
 def _add_limits(
     samples: Samples, own: tuple[str, str], spec: dict[str, Any], status: dict[str, Any]
 ) -> None:
-    """Add the settings of the job from which alerts take their limits."""
+    """Add the job's settings that alerts use as their limits."""
     checkpoint = spec.get("checkpoint")
     # A command may save without a report to the operator.
     if checkpoint is not None and ("task" in spec or "lastCheckpoint" in status):
@@ -227,5 +227,5 @@ def _add_goodput(samples: Samples, own: tuple[str, str], goodput: dict[str, Any]
 
 
 def _seconds(time: str | None) -> float | None:
-    """Return the Unix seconds of a time of the API server."""
+    """Return a timestamp of the API server as Unix seconds."""
     return None if time is None else datetime.fromisoformat(time).timestamp()

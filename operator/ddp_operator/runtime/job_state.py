@@ -1,4 +1,4 @@
-"""What one operator process remembers of a job."""
+"""State that one operator process keeps about a job in memory."""
 
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -13,25 +13,25 @@ from ddp_operator.runtime.token_bucket import TokenBucket
 
 @dataclass(slots=True)
 class JobState:
-    """Memory of one job. It ends with the job, and a restart of the operator loses it."""
+    """State of one job in memory. A restart of the operator loses it."""
 
     attempts: FairShare
-    """Share of the attempts of all jobs."""
+    """The job's share of the budget for attempts."""
     minor_writes: TokenBucket
-    """Budget of status writes that change only what the job's agents report."""
+    """Budget of status writes that only follow the job's agents."""
     repairs: Repairs
     sightings: Sightings
     warnings: PodWarnings
     views: PodViews = field(default_factory=PodViews)
     decision_seconds: float = 0.0
-    """CPU time of the last decision."""
+    """CPU seconds of the last decision about the job."""
     written: datetime | None = None
     """Time of the last status write."""
     creating: int | None = None
-    """Attempt of which some pods remain to be created in the job's next turn, or None."""
+    """Attempt whose remaining pods will be created in the job's next turn, or None."""
     blocked: str | None = None
-    """Error of the last action that failed, or None."""
+    """Error of the newest failed action, or None."""
     warned: str = ""
-    """Last sentence that was published about an unreadable status."""
+    """Last message that was published about an unreadable status."""
     delayed: int | None = None
-    """Attempt about whose delay an Event was published."""
+    """Attempt whose delay was already reported by an Event."""

@@ -1,13 +1,14 @@
-"""Kubernetes nodes: whether pods may run on them, and the jobs that a change concerns.
+"""Track which Kubernetes nodes may run pods, and queue the jobs that a change affects.
 
 Elastic jobs leave a Kubernetes node that is cordoned or tainted at the next step boundary, and do
-not grow onto it. Only that is read of a node: its view. A kubelet writes its node every few
-minutes, and most of these events change no view. They cost their decoding and one comparison. When
-a view changes, the jobs that have a living pod there are queued. The cache knows them by node.
+not grow onto it. The view of a node contains only these facts. A kubelet writes its node every few
+minutes, but most of these events do not change the view, and cost only their decoding and one
+comparison. When a view changes, all jobs with a living pod on the node are queued. The cache
+indexes the jobs by node.
 
-Without the right to watch nodes the operator goes on. Then no node counts as cordoned or tainted,
-also not one that was seen before, because nothing would report that it is usable again. The views
-are kept meanwhile, as the watch continues from its last version once it is permitted.
+The operator also works without the right to watch nodes. Then no node counts as cordoned or
+tainted, because no event would report that the node is usable again. The views stay in memory,
+because the watch continues from its last version once it is permitted.
 """
 
 import logging
@@ -33,14 +34,14 @@ class NodeViews(Protocol):
 
 
 class KubernetesNodes:
-    """Newest views of all Kubernetes nodes. See `ddp_operator.cluster.kube.watch.Sink`."""
+    """Newest views of all Kubernetes nodes, and consumer of their watch (`watch.Sink`)."""
 
     def __init__(self, places: PodPlaces, wake: Callable[[Key], None]) -> None:
-        """Create a sink without any node.
+        """Create the views without any node.
 
         Args:
-            places: Kubernetes nodes of the living pods.
-            wake: Called with each job that a changed view concerns.
+            places: Index of the Kubernetes nodes of all living pods.
+            wake: Function that is called with each job that a changed view affects.
         """
         self._places, self._wake = places, wake
         self._views: dict[str, NodeView] = {}
@@ -50,7 +51,7 @@ class KubernetesNodes:
         """Logged error of a watch that fails, or empty."""
 
     def of(self, names: Iterable[str | None]) -> Mapping[str, NodeView]:
-        """See `NodeViews`."""
+        """Implement `NodeViews.of`."""
         if self._refused:
             return {}
         views = ((name, self._views.get(name)) for name in set(names) if name)
@@ -61,12 +62,12 @@ class KubernetesNodes:
         self._store(view_node(node))
 
     def drop(self, _kind: str, node: Manifest) -> None:
-        """Forget a deleted node."""
+        """Remove a deleted node."""
         self._forget(node["metadata"]["name"])
 
     @contextmanager
     def relist(self, _kind: str, _namespace: str | None) -> Iterator[Callable[[Listing], None]]:
-        """Replace all views by those of a list, which is the newest state of its only watch."""
+        """Replace all views by those of a list, which is newer than all events of the watch."""
 
         def take(listing: Listing) -> None:
             views = {view.name: view for view in map(view_node, listing.items)}
@@ -78,7 +79,7 @@ class KubernetesNodes:
         yield take
 
     def report(self, _kind: str, _namespace: str | None, error: ClusterError | None) -> None:
-        """Log the first of equal errors and the success after it."""
+        """Log the first of equal errors, and the next success."""
         if error is None:
             self._set_refused(False)
             if self._error:

@@ -1,10 +1,11 @@
 """Leader election by a Lease: at most one replica may write at any time.
 
-The semantics are those of client-go. A candidate takes the Lease when it is free. It also takes the
-Lease when it has seen no change for the lease duration in the record. A leader stops when it could
-not renew the Lease for a shorter time, counted from before it sent its last successful request.
-Each process uses its own monotonic clock, so clocks of two machines are never compared. Every
-update names the version that it replaces. So the old leader stops before another one can start.
+The semantics are those of client-go. A candidate takes the Lease when the Lease is free. It also
+takes the Lease if nobody has changed it for the lease duration that the Lease states. A leader
+stops when it could not renew the Lease for a shorter time, which begins before its last successful
+request was sent. Each process uses its own monotonic clock, so clocks of two machines are never
+compared. Every update names the version that it replaces. So the old leader stops before another
+replica can become the leader.
 """
 
 import asyncio
@@ -24,7 +25,7 @@ _RELEASE_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class Timing:
-    """Timing of an election, in seconds."""
+    """Durations of a leader election, in seconds."""
 
     lease: float = 15
     """Time after the last observed renewal before another candidate may take the Lease.
@@ -34,11 +35,11 @@ class Timing:
     renew: float = 10
     """Time without a renewal after which the leader stops."""
     retry: float = 2
-    """Time between two attempts to acquire or renew."""
+    """Time between two attempts to acquire or renew the Lease."""
 
 
 class Elector:
-    """One candidate. Call `acquire`, `hold` and `release` in this order."""
+    """One candidate of the election. Call `acquire`, `hold` and `release` in this order."""
 
     def __init__(
         self, leases: Leases, namespace: str, name: str, identity: str, timing: Timing
@@ -64,19 +65,19 @@ class Elector:
 
     @property
     def holder(self) -> str:
-        """Return the holder of the Lease as last observed, or an empty string if it was free."""
+        """Return the last observed holder of the Lease, or an empty string if it was free."""
         return str(self._record.get("holderIdentity") or "")
 
     @property
     def leads(self) -> bool:
-        """Return whether this process leads now."""
+        """Return whether this process is the leader now."""
         return self._leads_until is not None and _now() < self._leads_until
 
     def check(self) -> None:
-        """Check that this process leads. Call it before every write.
+        """Check that this process is the leader. Call this method before every write.
 
         Raises:
-            NotLeadingError: This process does not lead.
+            NotLeadingError: This process is not the leader.
         """
         if self.leads:
             return
@@ -86,7 +87,7 @@ class Elector:
         raise NotLeadingError(f"the Lease was not renewed for {self._timing.renew:g} s{reason}")
 
     def standby_readiness(self) -> tuple[bool, str] | None:
-        """Return whether this candidate is ready to lead, and a sentence. None once it leads."""
+        """Return whether this candidate could lead, and a message; None for the leader."""
         if self._leads_until is not None:
             return None
         if not self._was_read:
@@ -94,7 +95,7 @@ class Elector:
         return True, self._standby_message()
 
     async def acquire(self, stop: asyncio.Event) -> bool:
-        """Wait until this process leads. Return False if `stop` is set before that."""
+        """Wait until this process is the leader. Return False if `stop` is set first."""
         logged = ""
         while not stop.is_set():
             await self._run_step(self._acquire_once)
@@ -123,7 +124,7 @@ class Elector:
                 _log.warning("the Lease was not renewed, trying again: %s", self._problem)
 
     async def release(self) -> None:
-        """Free the Lease for the next leader. All tasks that write must have ended before."""
+        """Free the Lease for the next leader. All tasks that write must have ended."""
         if not self.leads:
             return
         try:
@@ -219,7 +220,7 @@ class Elector:
 
 
 async def wait_for(stop: asyncio.Event, seconds: float) -> None:
-    """Wait for a time in seconds, or until `stop` is set."""
+    """Wait for a number of seconds, or until `stop` is set."""
     try:
         async with asyncio.timeout(seconds):
             await stop.wait()
@@ -236,5 +237,5 @@ def _now() -> float:
 
 
 def _wall_time() -> str:
-    """Return the current time for people and other tools. The election does not use it."""
+    """Return the time of day for readers of the Lease. The election does not use it."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

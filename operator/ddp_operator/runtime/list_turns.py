@@ -1,4 +1,4 @@
-"""Turns of jobs for a list of their pods, so that many silent agents cause few requests."""
+"""Queue of jobs whose pods must be listed, so that many silent agents cause few requests."""
 
 import heapq
 
@@ -8,9 +8,9 @@ from ddp_operator.runtime.token_bucket import TokenBucket
 
 
 class ListTurns:
-    """Jobs that wait for a list of their pods, in the order in which they are due.
+    """Jobs that wait for a list of their pods, in the order of their turns.
 
-    All times are in seconds of one clock that is never set.
+    All times are in seconds of one monotonic clock.
     """
 
     def __init__(self) -> None:
@@ -22,7 +22,7 @@ class ListTurns:
         self._lists = TokenBucket(LISTS, 0.0)
 
     def add(self, key: Key, now: float) -> None:
-        """Let a job wait for its turn, unless it waits already."""
+        """Queue a job for a list of its pods, unless it is already queued."""
         if key in self._waiting:
             return
         self._waiting.add(key)
@@ -36,7 +36,7 @@ class ListTurns:
         return max(0.0, self._due[0][0] - now, self._lists.seconds_until_token(now))
 
     def next(self, now: float) -> Key | None:
-        """Remove the job whose turn it is, and return it. Return None if no turn is due."""
+        """Remove and return the job whose turn it is, or return None if no turn is due."""
         if self.seconds_until_next(now) != 0.0:
             return None
         _, key = heapq.heappop(self._due)
@@ -44,7 +44,7 @@ class ListTurns:
         return key
 
     def record_list(self, key: Key, now: float) -> None:
-        """Record that a job uses its turn. Without this, the turn costs the other jobs nothing."""
+        """Record that a job uses its turn. An unused turn does not delay other jobs."""
         self._lists.take(now)
         last = {k: at for k, at in self._last.items() if now - at < LIST_OF_JOB_SECONDS}
         self._last = last | {key: now}

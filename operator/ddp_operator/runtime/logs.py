@@ -1,7 +1,7 @@
 """Log formatters that end each line with context fields, for people and for machines.
 
-A worker sets the fields once with `log_fields`. All lines that are written inside that block carry
-them, in any module.
+A worker sets the fields once in a `log_fields` block. All lines that are written inside that block,
+in any module, contain them.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ _fields: ContextVar[dict[str, str | int]] = ContextVar("fields", default={})  # 
 
 @contextlib.contextmanager
 def log_fields(**fields: str | int | None) -> Iterator[None]:
-    """Add fields to all lines until the end of the block. A field that is None is left out."""
+    """Add fields to all log lines until the end of the block. Skip fields that are None."""
     token = _fields.set(_fields.get())
     add_log_fields(**fields)
     try:
@@ -30,13 +30,13 @@ def log_fields(**fields: str | int | None) -> Iterator[None]:
 
 
 def add_log_fields(**fields: str | int | None) -> None:
-    """Add fields to all further lines of the enclosing `log_fields` block."""
+    """Add fields to all later log lines of the enclosing `log_fields` block."""
     known = {name: value for name, value in fields.items() if value is not None}
     _fields.set({**_fields.get(), **known})
 
 
 def present_fields() -> dict[str, str | int]:
-    """Return the fields of a line that is written now."""
+    """Return the fields of a log line that is written now."""
     return _fields.get()
 
 
@@ -47,19 +47,19 @@ class TextFormatter(logging.Formatter):
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 (logging's name)
-        """Return exactly one line for any message. A traceback follows on separate lines."""
+        """Return one log line for any message. A traceback follows on separate lines."""
         line = escaped(super().formatMessage(record))
         return line + "".join(
             f" {name}={_quoted(value)}" for name, value in present_fields().items()
         )
 
     def formatException(self, ei: Any) -> str:  # noqa: N802 (logging's name)
-        """Return a traceback without control characters, which an exception may quote."""
+        """Return a traceback without the control characters that an exception may quote."""
         return "\n".join(map(escaped, super().formatException(ei).split("\n")))
 
 
 def configure(level: str, style: str) -> None:
-    """Log to standard error, as text or json."""
+    """Configure logging to standard error, as text or JSON."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter(present_fields) if style == "json" else TextFormatter())
     logging.basicConfig(level=level, handlers=[handler], force=True)

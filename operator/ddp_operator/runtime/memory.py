@@ -1,4 +1,4 @@
-"""Choose when the operator collects garbage and returns memory to the system."""
+"""Decide when the operator collects garbage and returns memory to the system."""
 
 import contextlib
 import ctypes
@@ -9,20 +9,20 @@ from ddp_operator.cluster.kube.used_fields import forget_shared_strings
 
 
 def collect_garbage_less_often() -> None:
-    """Leave full garbage collections to `release_memory`.
+    """Disable automatic full garbage collections; `release_memory` runs them.
 
-    Each of them stops the event loop for about 0.1 s. By default one came with every hundred pods,
-    and found next to nothing. What the imports have created stays for ever, so no collection looks
-    at it again.
+    Each full collection blocks the event loop for about 0.1 s. By default one ran with every
+    hundred pods and freed almost nothing. Objects from imports are never freed, so collections skip
+    them.
     """
     gc.freeze()
     gc.set_threshold(1_000, 20, 1_000)
 
 
 def release_memory() -> None:
-    """Collect all garbage, and return free memory to the system, as far as its C library can.
+    """Collect all garbage, and return free memory to the system if its C library can do so.
 
-    Without this a process stays as large as it once was, for example while a thousand jobs ran.
+    Otherwise the process keeps its peak size, for example that of a time with a thousand jobs.
     """
     forget_shared_strings()
     _empty_caches()
@@ -34,8 +34,8 @@ def release_memory() -> None:
 def _empty_caches() -> None:
     """Empty the caches of Python and of yarl, the library that reads URLs.
 
-    They are small, but their entries lie between the memory of many jobs, and memory is returned
-    in whole pages. A few thousand entries kept 17 MB.
+    The caches are small, but their entries lie between the freed memory of many jobs, and the
+    system takes back only whole pages. A few thousand entries kept 17 MB.
     """
     sys._clear_type_cache()  # noqa: SLF001 - documented, for a case like this
     for name in [name for name in sys.modules if name.partition(".")[0] == "yarl"]:

@@ -75,7 +75,7 @@ FAMILIES = (
     BUILD, LEADER, RECONCILES, RECONCILE_SECONDS, QUEUE_DEPTH, QUEUE_OLDEST, REQUESTS,
     REQUEST_SECONDS, LAG, AGENTS, ATTEMPTS, RECOVERY_SECONDS,
 )  # fmt: skip
-"""All metrics of the operator itself."""
+"""Declarations of all metrics about the operator itself."""
 
 _PARTS = {
     "noticed": "noticed_milliseconds",
@@ -90,10 +90,10 @@ _PARTS = {
 
 
 class OperatorMetrics:
-    """Metrics of one operator process. All methods run on the event loop."""
+    """Metrics of one operator process. All methods must run on the event loop."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        """Register the metrics, and those of the process itself."""
+        """Register the operator's metrics and the standard metrics of a process."""
         # Otherwise each counter and histogram has one more series, which no query reads.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         ProcessCollector(registry=registry)
@@ -116,12 +116,12 @@ class OperatorMetrics:
             self._recovery_seconds.labels(part)
 
     def observe_queue(self, depth: Callable[[], int], oldest: Callable[[], float]) -> None:
-        """Read the queue at each scrape."""
+        """Register a queue whose state is read at each scrape."""
         _gauge(QUEUE_DEPTH, self.registry).set_function(depth)
         _gauge(QUEUE_OLDEST, self.registry).set_function(oldest)
 
     def observe_agents(self, count: Callable[[bool], int]) -> None:
-        """Count at each scrape the agents that are silent, or that are not."""
+        """Register a function that counts silent and answering agents at each scrape."""
         agents = _gauge(AGENTS, self.registry)
         agents.labels("answering").set_function(lambda: count(False))
         agents.labels("silent").set_function(lambda: count(True))
@@ -137,7 +137,7 @@ class OperatorMetrics:
         self._reconcile_seconds.observe(seconds)
 
     def record_status(self, before: DDPJobStatus, after: DDPJobStatus) -> None:
-        """Record what a written status changed: ended attempts, and the end of a recovery."""
+        """Record the changes in a written status: ended attempts, and the end of a recovery."""
         known = max((one.number for one in before.attempts), default=0)
         for ended in after.attempts:
             if ended.number > known:
@@ -152,7 +152,7 @@ class OperatorMetrics:
                     self._recovery_seconds.labels(part).observe(milliseconds / 1000)
 
     async def measure_lag(self) -> NoReturn:
-        """Measure the lag of the event loop, forever."""
+        """Measure the lag of the event loop in regular intervals, forever."""
         loop = asyncio.get_running_loop()
         while True:
             due = loop.time() + _LAG_SECONDS

@@ -1,7 +1,7 @@
-"""Lists of the pods of one job, which also remove from the cache the pods that are gone.
+"""List the pods of one job, and remove pods that no longer exist from the cache.
 
-A watch may be silent for over a minute before it starts again, with a list if its version is too
-old. Until then only the silence of an agent shows that its pod is gone.
+A broken watch may be silent for over a minute before it restarts. Until then only the silence of an
+agent shows that its pod is gone.
 """
 
 import asyncio
@@ -17,18 +17,18 @@ from ddp_operator.runtime.list_turns import ListTurns
 _log = logging.getLogger(__name__)
 
 _SHORTEST_TIMER_SECONDS = 0.01
-"""A shorter timer may end before the loop's clock has changed."""
+"""Minimum seconds of a timer. A shorter timer may end before the loop's clock changes."""
 
 
 class PodLists:
-    """Lists of the pods of single jobs."""
+    """Reader of lists of one job's pods."""
 
     def __init__(self, cluster: Cluster, cache: Cache) -> None:
-        """Create lists that replace the pods of their job in `cache`."""
+        """Create a reader that replaces the pods of a job in `cache`."""
         self._cluster, self._cache = cluster, cache
 
     async def read(self, job: DDPJob) -> Sequence[Manifest]:
-        """Return the pods of a job, and replace those in the cache.
+        """Return the pods of a job, and replace the job's pods in the cache.
 
         Raises:
             ClusterError: The API server refused or did not answer.
@@ -40,7 +40,7 @@ class PodLists:
         return listing.items
 
     async def refresh(self, key: Key) -> None:
-        """Replace the pods of a job in the cache, if the job exists and this operator reads it.
+        """Replace the pods of a job in the cache, if the cache contains the job.
 
         Raises:
             ClusterError: The API server refused or did not answer.
@@ -56,7 +56,7 @@ class PodLists:
 
 
 class SilenceLists:
-    """Lists of the pods of jobs whose agents became silent, one per silence."""
+    """Scheduler of pod lists for jobs whose agents became silent, one list per silence."""
 
     def __init__(
         self,
@@ -64,12 +64,14 @@ class SilenceLists:
         wake: Callable[[Key], None],
         is_silent: Callable[[str], bool],
     ) -> None:
-        """Create lists without a job.
+        """Create a scheduler without a job.
 
         Args:
-            refresh: Lists the pods of a job. A ClusterError repeats it later.
-            wake: Called with the key of a job whose pods were listed.
-            is_silent: Returns whether the agent of the pod with a uid is still silent.
+            refresh: Function that lists the pods of a job. After a ClusterError it is called again
+                later.
+            wake: Function that is called with the key of a job after its pods were listed.
+            is_silent: Function that returns whether the agent of the pod with a uid is still
+                silent.
         """
         self._refresh, self._wake, self._is_silent = refresh, wake, is_silent
         self._turns = ListTurns()
@@ -79,13 +81,13 @@ class SilenceLists:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def add(self, key: Key, uid: str) -> None:
-        """Let the pods of a job be listed when it is its turn, because an agent became silent."""
+        """Queue a list of the pods of a job, because one of its agents became silent."""
         self._silent.setdefault(key, set()).add(uid)
         self._turns.add(key, asyncio.get_running_loop().time())
         self._set_timer()
 
     async def close(self) -> None:
-        """Cancel all lists."""
+        """Cancel all pending lists."""
         if self._timer is not None:
             self._timer.cancel()
         for task in self._tasks:

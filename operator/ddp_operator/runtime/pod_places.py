@@ -1,4 +1,4 @@
-"""Jobs by the Kubernetes node of their pods, so that an event of a node finds its jobs at once."""
+"""Index jobs by the Kubernetes nodes of their pods, so that an event of a node finds its jobs."""
 
 from ddp_operator.cluster.base import Key, Manifest
 
@@ -6,20 +6,20 @@ _ENDED = frozenset({"Succeeded", "Failed"})
 
 
 class PodPlaces:
-    """Kubernetes nodes of all living pods: those that have not ended and are not being deleted."""
+    """Kubernetes nodes of all living pods, which neither ended nor are being deleted."""
 
     def __init__(self) -> None:
         self._pods: dict[str, set[tuple[Key, str]]] = {}
         """Job and name of each living pod, by the name of its Kubernetes node."""
 
     def move(self, key: Key, name: str, old: Manifest | None, new: Manifest | None) -> None:
-        """Record that a pod of a job has changed, that it is new or that it is gone.
+        """Record that a pod of a job was created, changed or removed.
 
         Args:
             key: Key of the job.
             name: Name of the pod.
-            old: The pod until now, or None.
-            new: The pod from now on, or None.
+            old: The former version of the pod, or None.
+            new: The new version of the pod, or None.
         """
         before, now = _place(old), _place(new)
         if before == now:
@@ -33,11 +33,11 @@ class PodPlaces:
             self._pods.setdefault(now, set()).add((key, name))
 
     def jobs_on(self, node: str) -> set[Key]:
-        """Return the jobs that have a living pod on a Kubernetes node."""
+        """Return the jobs with a living pod on a Kubernetes node."""
         return {key for key, _ in self._pods.get(node, ())}
 
     def __len__(self) -> int:
-        """Return the number of Kubernetes nodes that have a living pod."""
+        """Return the number of Kubernetes nodes with a living pod."""
         return len(self._pods)
 
 

@@ -1,4 +1,4 @@
-"""Views of pods, computed once for each version of a pod."""
+"""Cache the view of each pod, so that each version of a pod is parsed only once."""
 
 from collections.abc import Sequence
 
@@ -7,9 +7,10 @@ from ddp_operator.reconcile.pod_view import PodView, view_pod
 
 
 class PodViews:
-    """Newest views of the pods of one job.
+    """Cache of the newest views of one job's pods.
 
-    Each event of one pod reconciles its job. Without this memory that would parse all its pods.
+    Each event of a pod triggers a reconcile of its job, which would otherwise parse all pods of the
+    job.
     """
 
     __slots__ = ("_known",)
@@ -18,7 +19,7 @@ class PodViews:
         self._known: dict[tuple[str, str], PodView] = {}
 
     def of(self, pods: Sequence[Manifest]) -> tuple[PodView, ...]:
-        """Return the views of the job's pods, and forget the views of all its other pods."""
+        """Return the views of the given pods, and forget the views of all other pods."""
         views: dict[tuple[str, str], PodView] = {}
         for pod in pods:
             version = (pod["metadata"]["uid"], pod["metadata"]["resourceVersion"])

@@ -1,8 +1,8 @@
-"""Find out by its Events why a pod does not start, when its status does not say it.
+"""Read a pod's Events to find out why it does not start, if its status shows no reason.
 
-A missing Secret of a volume or an error of the network plugin is in no field of the pod. One pod
-per job is looked up, ever more rarely while it waits. When another pod becomes the first that waits
-(the pods of a large job start one after another) the next look still waits its time.
+A missing Secret of a volume or an error of the network plugin is in no field of the pod. The
+operator reads the Events of one pod per job, at growing intervals. The interval continues when
+another pod becomes the first waiting one, because the pods of a large job start one after another.
 """
 
 import logging
@@ -23,7 +23,7 @@ _LONGEST_INTERVAL = timedelta(seconds=EVENT_READS.longest)
 _UNSEEN = "NotScheduled: no scheduler has considered the pod, as with an unknown schedulerName"
 
 Read = Callable[[str, str], Awaitable[str | None]]
-"""Returns the newest warning about the pod with a uid in a namespace, or None without one."""
+"""Function that returns the newest warning about the pod with a uid, or None."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class _Finding:
 
 
 class PodWarnings:
-    """Newest warning about a waiting pod of one job."""
+    """Newest warning about one waiting pod of a job."""
 
     __slots__ = ("_found", "_read")
 
@@ -44,7 +44,7 @@ class PodWarnings:
         self._found: _Finding | None = None
 
     def added_to(self, pods: Sequence[PodView]) -> tuple[PodView, ...]:
-        """Return the pods, the waiting one with its warning if one is known."""
+        """Return the pods. Add the warning, if one is known, to the waiting pod."""
         found = self._found
         if found is None or found.text is None:
             return tuple(pods)
@@ -55,11 +55,11 @@ class PodWarnings:
         )
 
     async def look(self, world: World, pods: Sequence[PodView]) -> None:
-        """Read the Events of the first pod that waits for an unknown reason, if it is time to.
+        """Read the Events of the first pod that waits for an unknown reason, if a read is due.
 
         Args:
             world: The observed state of a job.
-            pods: Its pods, or none if the job is not active.
+            pods: The job's pods, or none if the job is not active.
         """
         start, now, known = world.job.status.attempt_start_time, world.now, self._found
         waiting = [pod for pod in pods if _is_unexplained(pod) or _is_known(pod, known)]
@@ -82,10 +82,10 @@ class PodWarnings:
 
 
 def _is_unexplained(pod: PodView) -> bool:
-    """Return whether a pod has not started, and its own status says nothing about the reason."""
+    """Return whether a pod has not started and its own status shows no reason."""
     return pod.phase == "Pending" and not pod.deleting and not is_stuck(pod)
 
 
 def _is_known(pod: PodView, known: _Finding | None) -> bool:
-    """Return whether only an earlier finding explains why a pod waits."""
+    """Return whether only an earlier warning explains why a pod waits."""
     return known is not None and pod.uid == known.uid and pod.waiting == known.text is not None

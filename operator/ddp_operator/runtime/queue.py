@@ -11,11 +11,11 @@ from ddp_operator.limits import EARLY_RETRY_SECONDS, RECONCILE_RETRIES, URGENT_I
 
 K = TypeVar("K", bound=Hashable)
 _TIMER_SECONDS = 0.001
-"""Time by which a timer may fire early."""
+"""Seconds by which a timer may fire too early."""
 
 
 class _Lane(Generic[K]):
-    """Ready keys of one group. Urgent keys come before the others."""
+    """Ready keys of one group, urgent keys first."""
 
     def __init__(self) -> None:
         self._ready: deque[K] = deque()
@@ -31,18 +31,18 @@ class _Lane(Generic[K]):
         return bool(self._waiting)
 
     def has(self, *, urgent: bool) -> bool:
-        """Return whether there is an urgent key, or any key."""
+        """Return whether the group has an urgent key, or any key at all."""
         return self._urgent_count > 0 if urgent else bool(self._waiting)
 
     def add(self, key: K, *, urgent: bool) -> None:
-        """Add a key, or move it before the keys that are not urgent."""
+        """Add a key. Move an urgent key before all keys that are not urgent."""
         if key not in self._waiting or (urgent and not self._waiting[key]):
             self._waiting[key] = urgent
             self._urgent_count += urgent
             (self._ready_urgent if urgent else self._ready).append(key)
 
     def next(self, *, urgent: bool) -> K:
-        """Remove and return the next urgent key, or the next key. There must be one."""
+        """Remove and return the next urgent key, or the next key. The group must have one."""
         while True:
             others_turn = not urgent and self._ready and self._urgent_in_a_row >= URGENT_IN_A_ROW
             from_urgent = bool(self._ready_urgent) and not others_turn
@@ -55,12 +55,12 @@ class _Lane(Generic[K]):
 
 
 class WorkQueue(Generic[K]):
-    """Deduplicated keys with delays and per-key exponential backoff.
+    """Queue of deduplicated keys with delays and per-key exponential backoff.
 
-    A key that is added while a worker processes it is handed out again afterwards. So no change is
-    missed, and two workers never process the same key. The semantics are those of client-go's
-    workqueue. In addition the groups of the keys take turns, so that the jobs of one namespace do
-    not delay those of another.
+    If a key is added while a worker processes it, the queue returns the key again afterwards. So no
+    change is missed, and two workers never process the same key at once. The semantics are those of
+    client-go's workqueue. In addition, groups of keys take turns, so that one namespace does not
+    delay another.
     """
 
     def __init__(
@@ -72,8 +72,8 @@ class WorkQueue(Generic[K]):
     ) -> None:
         """Create an empty queue.
 
-        Jitter shortens the waits of `backoff` by up to a quarter. `group_of` returns the group of a
-        key.
+        Jitter shortens the waits of `backoff` by up to a quarter. `group_of` is a function that
+        returns the group of a key.
         """
         self._group_of = group_of
         self._backoff = backoff
@@ -98,7 +98,7 @@ class WorkQueue(Generic[K]):
         return len(self._waiting_since)
 
     def oldest_seconds(self) -> float:
-        """Return for how long the first ready key has waited for a worker, 0 without any.
+        """Return the seconds that the oldest ready key has waited for a worker; 0 without a key.
 
         Any thread may call it.
         """
@@ -111,11 +111,11 @@ class WorkQueue(Generic[K]):
         return frozenset(self._active)
 
     def add(self, key: K, *, urgent: bool = False) -> None:
-        """Add a key for the next free worker, or once `retry` or `pause` no longer holds it back.
+        """Add a key for the next free worker, after any delay of `retry` or `pause`.
 
-        An urgent key is handed out before the others. So a job whose pods run is shown as running,
-        even while a thousand new jobs wait for their pods. A key is also urgent at the end of its
-        delay: an urgent change may have been held back, or a recovery may be due.
+        Urgent keys go first. So a job whose pods run is shown as Running even while a thousand new
+        jobs wait for their pods. A key is also urgent at the end of its delay, because an urgent
+        change may have been delayed or a recovery may be due.
         """
         urgent = urgent and key not in self._not_urgent
         remaining = (
@@ -133,15 +133,15 @@ class WorkQueue(Generic[K]):
             self._wakeup.set()
 
     def add_again(self, key: K) -> None:
-        """Add a key that is being processed for its next turn, after all keys that wait now.
+        """Add a key that is being processed again, behind all keys that wait now.
 
-        Its own work causes events, so that until then it does not count as urgent.
+        Until then the key does not count as urgent, because its own work causes events.
         """
         self._not_urgent.add(key)
         self._added_while_active[key] = False
 
     def add_after(self, key: K, seconds: float) -> None:
-        """Add a key after a delay in seconds. An earlier delay that is already set stays."""
+        """Add a key after a delay in seconds. An earlier pending delay stays in effect."""
         loop = asyncio.get_running_loop()
         timer = self._timers.get(key)
         if timer is not None:
@@ -155,7 +155,7 @@ class WorkQueue(Generic[K]):
         self.add(key, urgent=True)
 
     async def get(self, *, urgent: bool = False) -> K:
-        """Wait for the next key, or the next urgent one. The worker must call `done` with it."""
+        """Wait for the next key, or the next urgent key. The worker must call `done` with it."""
         while not any(lane.has(urgent=urgent) for lane in self._lanes.values()):
             self._wakeup.clear()
             await self._wakeup.wait()
@@ -170,7 +170,7 @@ class WorkQueue(Generic[K]):
     def _next(self, *, urgent: bool) -> K:
         """Remove and return the next urgent key that is ready, or the next ready key.
 
-        There must be one.
+        A key must be ready.
         """
         group = next(group for group, lane in self._lanes.items() if lane.has(urgent=urgent))
         lane = self._lanes.pop(group)
@@ -181,7 +181,7 @@ class WorkQueue(Generic[K]):
         return key
 
     def done(self, key: K) -> None:
-        """Mark a key as processed. Hand it out again if it was added during the processing."""
+        """Mark a key as processed. Queue it again if it was added during the processing."""
         self._active.discard(key)
         if key in self._added_while_active:
             self.add(key, urgent=self._added_while_active.pop(key))
@@ -189,16 +189,16 @@ class WorkQueue(Generic[K]):
     def retry(self, key: K, at_least: float | None = None) -> float:
         """Add a failed key again after its backoff.
 
-        An event may hand out the key before its backoff ends, at most once per second. Such an
-        early failure neither doubles the backoff nor moves its end.
+        An event may release the key before its backoff ends, at most once per second. A failure of
+        this early try neither doubles the backoff nor moves its end.
 
         Args:
             key: The key.
-            at_least: Seconds for which the key is held back, even if it is added again. This is
-                the server's Retry-After, and a change of the job does not shorten it.
+            at_least: Minimum seconds of the wait: the server's Retry-After. Events do not shorten
+                it.
 
         Returns:
-            Seconds until the key is handed out.
+            Seconds until the key is released.
         """
         now = asyncio.get_running_loop().time()
         delay = self._backoff_ends.get(key, 0.0) - now
@@ -212,13 +212,13 @@ class WorkQueue(Generic[K]):
         return delay
 
     def pause(self, key: K, seconds: float) -> None:
-        """Hold a key back for this many seconds. Changes until then are handed out together."""
+        """Delay a key for this many seconds. All changes until then cause only one reconcile."""
         if seconds > 0.0:
             until = asyncio.get_running_loop().time() + seconds
             self._held_until[key] = max(until, self._held_until.get(key, 0.0))
 
     def forget(self, key: K) -> None:
-        """Reset the backoff of a key that was processed without an error."""
+        """Reset the backoff of a key after a success."""
         self._failures.pop(key, None)
         self._backoff_ends.pop(key, None)
         self._held_until.pop(key, None)

@@ -1,9 +1,9 @@
-"""Backoff of repairs: another writer may change a child again each time it is restored.
+"""Backoff of repairs of a child that another writer changes after each repair.
 
-The operator restores a Service or NetworkPolicy that was changed. If a policy engine changes it
-back each time, both would write without end. So the pause before the next repair of a child doubles
-from 2 s to 5 min. The third repair in a row publishes an Event that names the other writer. After a
-minute without a change beyond the pause, the count starts again.
+The operator restores a Service or NetworkPolicy that was changed. If a policy engine changed the
+object back each time, both would write forever. So the pause before the next repair of a child
+doubles from 2 s to 5 min. At the third repair in a row, the operator publishes an Event that names
+the other writer. If the child stays unchanged for a minute after a pause, the count starts again.
 """
 
 from collections.abc import Callable
@@ -14,11 +14,11 @@ from ddp_operator.limits import REPAIRS, REPAIRS_QUIET_SECONDS
 from ddp_operator.reconcile.plan import Event, EventType
 
 _Child = tuple[str, str]
-"""Kind and name."""
+"""Kind and name of a child."""
 
 _QUIET = timedelta(seconds=REPAIRS_QUIET_SECONDS)
 PUBLISHED = 3
-"""Number of repairs in a row from which another writer must be at work."""
+"""Number of repairs in a row at which an Event about the other writer is published."""
 
 
 @dataclass
@@ -32,7 +32,7 @@ class _Repaired:
 
 
 class Repairs:
-    """Repairs of the children of one job by this process."""
+    """Record of this process's repairs of one job's children."""
 
     __slots__ = ("_clock", "_of")
 
@@ -42,13 +42,13 @@ class Repairs:
         self._of: dict[_Child, _Repaired] = {}
 
     def is_held(self, kind: str, name: str) -> bool:
-        """Return whether the next repair of a child must wait."""
+        """Return whether the next repair of a child must still wait."""
         known = self._of.get((kind, name))
         # abs() ends the pause after the clock was set back.
         return known is not None and abs(self._clock() - known.last) < known.pause
 
     def record(self, kind: str, name: str, writer: str) -> Event | None:
-        """Record a repair. Return an Event about the other writer, once per child."""
+        """Record a repair. Return an Event about the other writer, at most once per child."""
         now = self._clock()
         known = self._of.get((kind, name))
         if known is None or abs(now - known.last) > known.pause + _QUIET:

@@ -24,59 +24,60 @@ from ddp_operator.limits import STATUS_WRITES_PER_SECOND
 
 PREFIX = "DDP_OPERATOR_"
 ASSIGNED = "assigned"
-"""Value of `worker_user` in a cluster that assigns the user ids of pods."""
+"""Value of `worker_user` for a cluster that assigns the user ids of pods."""
 
 
 class SettingsError(ValueError):
-    """Missing or invalid setting. The text is one sentence for the administrator."""
+    """Error about a missing or invalid setting. The text is one sentence for the administrator."""
 
 
 class Settings(BaseModel):
-    """Settings of one installation. The variable of each field is DDP_OPERATOR_<NAME>."""
+    """Settings of the operator. The environment variable of a field is DDP_OPERATOR_<NAME>."""
 
     model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
 
     trainer_image: str
-    """Image of jobs that set none."""
+    """Image of the worker pods of jobs that set no image."""
     image_pull_policy: str = "IfNotPresent"
-    """Image pull policy of jobs that set none."""
+    """Image pull policy of jobs that set no policy."""
     worker_user: str = Field(default="1000", pattern=f"^([1-9][0-9]{{0,9}}|{ASSIGNED})$")
     """User and group id of the worker pods, or `assigned` if the cluster assigns them, as OpenShift
     does."""
     shared_memory: str | None = None
-    """Size limit of /dev/shm of jobs that set none, a Kubernetes quantity, for example 16Gi."""
+    """Default size limit of /dev/shm, a Kubernetes quantity, for example 16Gi."""
     gpu_product_label: str = Field(default=GPU_PRODUCT_LABEL, min_length=1, max_length=253)
-    """Label of Kubernetes nodes whose value `spec.gpuProduct` of a job names."""
+    """Label of Kubernetes nodes that `spec.gpuProduct` of a job refers to."""
     agent_clients: Json[tuple[PolicyPeer, ...]] | None = None
     """JSON list of the NetworkPolicy peers that may connect to agents: the operator's own pods and
     the scrapers of metrics. Without it the operator creates no NetworkPolicies."""
     pod_template: PodTemplatePolicy = PodTemplatePolicy.SCHEDULING
-    """How much of a worker pod a job may set: full, scheduling or off."""
+    """Policy that limits the podTemplate of a job: full, scheduling or off."""
     pod_template_annotations: tuple[str, ...] = ANNOTATIONS
-    """Annotations that a job may set on its pods with the policy scheduling, separated by commas.
-    A name that ends with * allows all that begin with it."""
+    """Annotations that a job may set on its pods with the policy scheduling, separated by commas. A
+    name that ends with * allows all annotations with this prefix."""
     gang_types: tuple[GangType, ...] = ()
     """Gang schedulers that jobs may use, separated by commas: Native, Coscheduling, Volcano."""
     gang_default: GangType = GangType.NONE
-    """Gang scheduler of jobs that name none: None, or one of the gang types."""
+    """Gang scheduler of jobs that select none: None, or one of the gang types."""
     gang_queue: Name | None = None
-    """Volcano queue of jobs that name none."""
+    """Volcano queue of jobs that set no queue."""
     coscheduling_scheduler: str | None = None
-    """Name of the scheduler with the plugin Coscheduling. Without it, the default scheduler."""
+    """Name of the scheduler that runs the Coscheduling plugin. Without a name, the default
+    scheduler."""
     namespaces: tuple[str, ...] = ()
-    """Namespaces to serve, separated by commas; all namespaces if empty."""
+    """Namespaces whose jobs the operator manages, separated by commas; empty for all namespaces."""
     watch_nodes: bool = False
-    """Whether to watch the Kubernetes nodes, which needs the rights to list and watch them. Then an
-    elastic job leaves a cordoned or tainted Kubernetes node before its pod there is evicted."""
+    """Whether to watch the Kubernetes nodes, which needs the rights to list and watch them. If
+    true, an elastic job leaves a cordoned or tainted Kubernetes node before the pod is evicted."""
     workers: int = Field(default=8, ge=1, le=256)
     """Number of workers, which is the number of jobs reconciled at the same time, 1 to 256. Half of
-    them take no new jobs, but only urgent ones, for example with a pod that runs or has failed."""
+    the workers take only urgent jobs, for example with a failed pod, and no new jobs."""
     resync_seconds: int = Field(default=600, ge=10)
     """Seconds between two full relists, at least 10. A relist finds events that a watch missed."""
     status_writes_per_second: float = Field(default=STATUS_WRITES_PER_SECOND, ge=1)
-    """Status writes per second of all jobs together while nothing changes their course, at least 1.
-    Progress may use nine tenths of them. With more jobs than these allow every 5 s, the progress of
-    each is written less often."""
+    """Status writes per second of all jobs together that change no job's course, at least 1.
+    Progress may use nine tenths of them. With many jobs, the progress of each is therefore written
+    less often than every 5 s."""
     health_port: int = Field(default=8080, ge=1, le=65535)
     """TCP port of /healthz, /readyz and /metrics."""
     log_level: str = Field(default="INFO", pattern="^(DEBUG|INFO|WARNING|ERROR)$")
@@ -86,9 +87,10 @@ class Settings(BaseModel):
     identity: str = Field(default_factory=socket.gethostname, min_length=1)
     """Name of this replica in the Lease. The default is the host name, which is the pod's name."""
     leader_election: bool = True
-    """Whether only the holder of the Lease reconciles. Switch it off only for a single replica."""
+    """Whether only the holder of the Lease reconciles jobs. Disable this only for a single
+    replica."""
     lease_namespace: str | None = Field(default=None, validate_default=True)
-    """Namespace of the Lease, which is the operator's own namespace."""
+    """Namespace of the Lease. The default is the operator's own namespace."""
     lease_name: str = Field(default="ddp-trainer-operator", min_length=1)
     """Name of the Lease."""
     lease_seconds: int = Field(default=15, ge=1)
@@ -131,7 +133,7 @@ class Settings(BaseModel):
     def _check_order(cls, value: float, info: ValidationInfo) -> float:
         """Check retry < renew < lease.
 
-        The leader must exit before another replica takes over, and retry before it exits.
+        The leader must retry before it exits, and exit before another replica takes over.
         """
         longer = "lease_seconds" if info.field_name == "renew_seconds" else "renew_seconds"
         if value >= info.data.get(longer, float("inf")):

@@ -1,7 +1,7 @@
-"""Measure how long this process has seen a state of a job.
+"""Measure how long this process has observed a state of a job.
 
-Only this process' monotonic clock measures it. The clocks of the API server, of the Kubernetes
-nodes and of an earlier operator may differ from it.
+The durations are measured by this process's monotonic clock, because the clocks of the API server,
+of the Kubernetes nodes and of an earlier operator may differ.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -12,12 +12,12 @@ from ddp_operator.reconcile.pod_view import PodView
 
 
 class Sightings:
-    """First sights of the states of one job. A restarted process begins to measure again."""
+    """Times at which this process first observed the states of one job. A restart resets them."""
 
     __slots__ = ("_creations", "_deleting", "_monotonic", "_nodes", "_undecided")
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
-        """Create the sightings. `monotonic` returns seconds of a clock that is never set."""
+        """Create an empty record. `monotonic` returns the seconds of a monotonic clock."""
         self._monotonic = monotonic
         self._undecided: float | None = None
         self._deleting: dict[str, float] = {}
@@ -35,17 +35,17 @@ class Sightings:
             self._undecided = self._monotonic()
 
     def undecided_for(self) -> timedelta | None:
-        """Return how long the job has had faults without a root cause, or None."""
+        """Return how long the job has had faults without a root cause, or None without faults."""
         return None if self._undecided is None else self._since(self._undecided)
 
     def deleting_for(self, pods: Iterable[PodView]) -> Mapping[str, timedelta]:
-        """Record which pods are being deleted. Return for how long, by pod uid."""
+        """Record which pods are being deleted. Return how long each has been, by pod uid."""
         known, now = self._deleting, self._monotonic()
         self._deleting = {pod.uid: known.get(pod.uid, now) for pod in pods if pod.deleting}
         return {uid: timedelta(seconds=now - since) for uid, since in self._deleting.items()}
 
     def last_nodes(self, pods: Iterable[PodView]) -> Mapping[str, str]:
-        """Record where pods run. Return where each one ran last, by name, even if it is gone."""
+        """Record where pods run. Return each pod's last Kubernetes node by name of the pod."""
         self._nodes |= {pod.name: pod.node for pod in pods if pod.node is not None}
         return dict(self._nodes)
 
@@ -56,7 +56,7 @@ class Sightings:
         self._creations[name] = (attempt, count, self._monotonic())
 
     def creation_waits(self, attempt: int) -> Mapping[str, timedelta]:
-        """Return how long pods must still wait until they are created again, by name."""
+        """Return the seconds until each pod may be created again, by pod name."""
         waits = {}
         for name, (last, count, at) in self._creations.items():
             if last == attempt:

@@ -1,4 +1,4 @@
-"""Send many requests, few of them at first, as in the slow start of TCP."""
+"""Send many requests with growing concurrency, as in the slow start of TCP."""
 
 import asyncio
 from collections import deque
@@ -15,21 +15,21 @@ async def slow_start(
 ) -> int:
     """Send all requests, unless one fails or the turn ends.
 
-    Each answer permits one more request at the same time. If the API server refuses all requests,
-    for example because of a quota, it gets `first` of them. If it accepts some and refuses the
-    rest, it refuses at most `most`.
+    Each answer permits one more concurrent request. If the API server refuses all requests, for
+    example because of a quota, only `first` of them are sent. If it accepts some and refuses the
+    rest, it refuses at most `most` requests.
 
     Args:
         requests: Functions that send one request each.
         first: Number of concurrent requests at the beginning.
-        most: Returns the maximum number of concurrent requests, which may change.
-        ends: Returns whether to send no further requests. At least one is sent before.
+        most: Function that returns the maximum number of concurrent requests, which may change.
+        ends: Function that returns whether to stop sending. At least one request is sent.
 
     Returns:
         Number of requests that were not sent.
 
     Raises:
-        Exception: The error of the first request that failed, after all that were sent have ended.
+        Exception: The error of the first failed request, raised after all sent requests have ended.
     """
     waiting, running, errors = deque(requests), set[asyncio.Task[None]](), list[BaseException]()
     limit = min(first, most())

@@ -1,4 +1,4 @@
-"""Snapshots of all served namespaces, even if some of them refuse the operator."""
+"""Take snapshots of all served namespaces, even if some namespaces refuse the operator."""
 
 import asyncio
 import logging
@@ -12,7 +12,7 @@ _log = logging.getLogger(__name__)
 
 
 class Snapshots:
-    """Takes snapshots of the served namespaces, or of all."""
+    """Source of snapshots of the served namespaces, or of all namespaces."""
 
     def __init__(
         self,
@@ -23,9 +23,9 @@ class Snapshots:
         """Create a source of snapshots.
 
         Args:
-            take: Returns the snapshot of one namespace, or of all.
+            take: Function that returns the snapshot of one namespace, or of all.
             namespaces: Served namespaces, or none to serve all.
-            activity: Gets the sentences about the namespaces that refuse the operator.
+            activity: Receives messages about the namespaces that refuse the operator.
         """
         self._take, self._activity = take, activity
         self._namespaces: Sequence[str | None] = namespaces or (None,)
@@ -33,11 +33,11 @@ class Snapshots:
     async def take(self) -> ClusterSnapshot:
         """Return one snapshot of all namespaces that permit it.
 
-        Without permission in a namespace the operator can change nothing there either. Its jobs
-        are known again once its watches are permitted.
+        Without permission to read a namespace, the operator cannot change it either. It learns of
+        the jobs there once its watches are permitted.
 
         Raises:
-            ClusterError: No namespace permits it, or a request failed otherwise.
+            ClusterError: No namespace permits the lists, or a request failed for another reason.
         """
         parts = [self._take(one) for one in self._namespaces]
         outcomes = await asyncio.gather(*parts, return_exceptions=True)
@@ -56,7 +56,7 @@ class Snapshots:
         return ClusterSnapshot.merge(found)
 
     def _report(self, refused: dict[str, str]) -> None:
-        """Log each namespace that is not served any more, or again."""
+        """Log each namespace that begins or stops refusing the operator."""
         known = self._activity.unserved_namespaces
         for namespace, error in refused.items():
             if namespace not in known:

@@ -1,10 +1,10 @@
-"""Token bucket: a few uses at once, and a steady rate after them."""
+"""Token bucket: permits a burst of operations, and then a steady rate."""
 
 from ddp_operator.limits import Rate
 
 
 class TokenBucket:
-    """Bounds how often something happens. It is full at first.
+    """Limit on the rate of an operation. The bucket is full at the start.
 
     All times are in seconds of one clock. A clock that is set back only delays the next token.
     """
@@ -12,12 +12,12 @@ class TokenBucket:
     __slots__ = ("_burst", "_since", "_tokens", "per_second")
 
     def __init__(self, rate: Rate, now: float) -> None:
-        """Create a full bucket. Its tokens per second may change at any time."""
+        """Create a full bucket. The attribute with its tokens per second may change at any time."""
         self._burst, self._tokens, self._since = rate.burst, rate.burst, now
         self.per_second = rate.per_second
 
     def take(self, now: float, tokens: float = 1.0) -> float:
-        """Take tokens. Return the seconds until the bucket has covered them; 0 if it did."""
+        """Take tokens. Return the seconds until the bucket has refilled them, or 0."""
         self._refill(now)
         self._tokens -= tokens
         return max(0.0, -self._tokens / self.per_second)

@@ -1,11 +1,11 @@
 """Workers that process keys from the queue, and the resync that adds all keys.
 
-A worker takes a key, reconciles the job, and adds the key again when the job is due. An error adds
-it after a backoff. Events only add keys, so all decisions depend on the cache and not on the event.
-The resync lists everything and adds all keys, because a watch can lose an event.
+A worker takes a key, reconciles the job, and adds the key again when the job is due. After an error
+it adds the key with a backoff. Events only add keys, so all decisions depend on the cache and not
+on the event. The resync lists all objects and adds all keys, because a watch can lose an event.
 
-Half of the workers take only urgent jobs, such as one with a failed rank. So a recovery does not
-wait behind new jobs whose pods are being created.
+Half of the workers take only urgent jobs, for example with a failed rank. So a recovery does not
+wait for new jobs whose pods are being created.
 """
 
 import asyncio
@@ -61,7 +61,7 @@ class WorkerActivity:
         """Times of the first and the last failed request since the last served one."""
 
     def is_listed(self, namespace: str) -> bool:
-        """Return whether the last snapshot had a namespace. Otherwise ask for an early one."""
+        """Return whether the last snapshot had a namespace. If not, request an early resync."""
         listed = namespace not in self.unserved_namespaces
         if not listed:
             self.resync_wanted.set()
@@ -76,11 +76,11 @@ class WorkerActivity:
         self._busy.pop(key, None)
 
     def longest_busy_seconds(self) -> float:
-        """Return for how many seconds the slowest worker has processed its key."""
+        """Return the longest time for which a worker has been processing its current key."""
         return max((time.monotonic() - since for since in self._busy.values()), default=0.0)
 
     def record_request(self, request: Request) -> None:
-        """Record that the API server served a request, or that the request failed."""
+        """Record whether the API server answered a request."""
         now = time.monotonic()
         first, _ = self._failures or (now, now)
         self._failures = None if request.served else (first, now)
@@ -89,10 +89,10 @@ class WorkerActivity:
             self.missing_kind.set()
 
     def unserved_seconds(self) -> float:
-        """Return the seconds over which every request failed.
+        """Return the seconds for which every request has failed.
 
-        The time ends at the last failure and not now, because an idle operator makes no requests
-        for minutes. An older failure says nothing about that time.
+        The time ends at the last failure, because an idle operator sends no requests for minutes,
+        and nothing is known about that time.
         """
         first, last = self._failures or (0.0, 0.0)
         return last - first
@@ -105,11 +105,11 @@ def all_workers(
     activity: WorkerActivity,
     on_reconcile: Callable[[str, float], None],
 ) -> list[Coroutine[Any, Any, None]]:
-    """Return a number of workers, of which half, rounded down, take only urgent keys.
+    """Return the given number of workers. Half of them, rounded down, take only urgent keys.
 
-    With a thousand new jobs all other workers create pods, for as long as the API server needs.
-    A job whose pods run, or which recovers, waits for none of them. More workers that create pods
-    would not create them sooner, but make the API server answer all requests later.
+    With a thousand new jobs, all other workers create pods for as long as the API server needs. A
+    running or recovering job does not wait for them. More workers would not create the pods faster,
+    but would slow all requests.
     """
     return [
         work(queue, controller, activity, on_reconcile, urgent=index < number // 2)
@@ -131,7 +131,7 @@ async def work(
         queue: Keys of jobs.
         controller: Controller of the jobs.
         activity: Activity of this process.
-        on_reconcile: Called after each reconcile with its result and its seconds.
+        on_reconcile: Function that is called after each reconcile with its result and its seconds.
         urgent: Whether to take only urgent keys.
 
     Raises:
@@ -186,10 +186,10 @@ async def _refresh(controller: Controller, key: Key) -> None:
 
 
 async def resync(take_snapshot: TakeSnapshot, cache: Cache, queue: WorkQueue[Key]) -> None:
-    """List everything, remove deleted objects from the cache, and queue every job.
+    """List all objects, remove deleted objects from the cache, and queue every job.
 
-    Jobs that lack pods come first: a restarted operator would otherwise find a lost pod only after
-    it has looked at all other jobs.
+    Jobs with missing pods come first. Otherwise a restarted operator would notice a lost pod only
+    after it has processed all other jobs.
 
     Raises:
         ClusterError: The API server refused or did not answer.
@@ -200,7 +200,7 @@ async def resync(take_snapshot: TakeSnapshot, cache: Cache, queue: WorkQueue[Key
 
 
 def _lacks_pods(cache: Cache, key: Key) -> bool:
-    """Return whether a job has fewer pods than its status counts."""
+    """Return whether a job has fewer pods than its status states."""
     status = (cache.job(key) or {}).get("status") or {}
     counted = status.get("replicas", 0)
     ended = "completionTime" in status
@@ -231,10 +231,10 @@ async def resync_periodically(
     every: float,
     wanted: asyncio.Event | None = None,
 ) -> NoReturn:
-    """Resync every `every` seconds, and sooner after a failed resync or when one is `wanted`.
+    """Resync every `every` seconds, and sooner after a failure or when `wanted` is set.
 
-    Memory is returned after a resync, and once more before the next one: a resync that comes while
-    the workers still clear up after many deleted jobs finds little that is free.
+    Return memory to the system after each resync, and again before the next one, because workers
+    may still be deleting many jobs when a resync ends.
     """
     delay, wanted = every, wanted or asyncio.Event()
     while True:
@@ -254,7 +254,7 @@ async def resync_periodically(
 
 
 async def _pause(seconds: float, wanted: asyncio.Event) -> None:
-    """Wait, but only for half of the retry's time if a resync is wanted."""
+    """Wait. Shorten the wait to half the retry's time if a resync is wanted."""
     shortest = min(seconds, _RESYNC_RETRY_SECONDS / 2)
     await asyncio.sleep(shortest)
     with contextlib.suppress(TimeoutError):

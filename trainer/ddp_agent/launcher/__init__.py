@@ -1,7 +1,7 @@
-"""Processes with torch: the standby, the launcher of an attempt and the start of a forked rank.
+"""Programs of processes that import torch: the standby, the launcher and forked ranks.
 
 Only modules of this folder import torch, and no module of another folder imports them: the agent
-starts them as processes.
+starts these modules as processes.
 
 Process: standby, launcher, store and rank.
 """

@@ -1,7 +1,7 @@
 """Run a script or module in a forked rank, as a new interpreter would.
 
-A program must not be able to tell that it is a fork of the standby. So this module resets what the
-fork inherits, and ends the process as an interpreter does (docs/develop/decisions/0006-standby.md).
+A program must behave as if it were not a fork of the standby. So this module resets what the fork
+inherits, and ends the process as an interpreter does (docs/develop/decisions/0006-standby.md).
 
 Process: rank (of a warm start).
 """
@@ -29,7 +29,7 @@ from ddp_wire.stacks import answer_stack_requests
 from ddp_wire.variables import Env
 
 _MAIN_PROCESS: Any = type(multiprocessing.current_process())
-"""Class of the main process. The standby, which imports this module, is one."""
+"""Class of multiprocessing's main process object. The standby's own object is an instance."""
 
 
 def run_rank(*command: str) -> None:
@@ -87,7 +87,7 @@ def _run(command: list[str]) -> None:
 
 
 def _require_module(name: str) -> None:
-    """Exit with Python's one-line error if the module is missing. runpy would raise."""
+    """Exit with Python's own one-line error if the module is missing. runpy would raise."""
     private: Any = runpy
     try:
         private._get_module_details(name, private._Error)
@@ -96,14 +96,14 @@ def _require_module(name: str) -> None:
 
 
 def _reset_signals() -> None:
-    """Remove the launcher's signal handlers, which would raise in user code."""
+    """Remove the launcher's signal handlers, which would raise errors in user code."""
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _reset_multiprocessing() -> None:
-    """Reset multiprocessing as in a new main process: no start method, parent or children."""
+    """Reset multiprocessing to the state of a new process: no start method, parent or children."""
     state: Any = multiprocessing.process
     state._current_process = _MAIN_PROCESS()
     state._parent_process = None
@@ -113,7 +113,7 @@ def _reset_multiprocessing() -> None:
 
 
 def _reset_random_streams() -> None:
-    """Seed the generators that a new interpreter seeds by chance."""
+    """Seed the random generators that a new interpreter would seed at random."""
     random.seed()
     numpy: Any = sys.modules.get("numpy")
     if numpy is not None:
@@ -124,14 +124,14 @@ def _reset_random_streams() -> None:
 
 
 def _reset_exit_hooks() -> None:
-    """Drop the launcher's exit hooks, and register those of the imported standard library."""
+    """Remove the launcher's exit hooks. Register those of imported standard library modules."""
     atexit._clear()
     atexit.register(logging.shutdown)
     atexit.register(multiprocessing.util._exit_function)  # type: ignore[attr-defined]
 
 
 def _run_exit_hooks() -> None:
-    """Do what an interpreter does before it exits. multiprocessing ends its forks without that."""
+    """Run exit hooks as an interpreter does. A multiprocessing fork would end without them."""
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
@@ -142,7 +142,7 @@ def _run_exit_hooks() -> None:
 def _print_exception(error: BaseException) -> None:
     """Print an exception as the interpreter does, but without the launcher's frames.
 
-    torch's worker records the exception, and does not print it.
+    torch's worker only records the exception and does not print it.
     """
     if sys.excepthook is not sys.__excepthook__:
         sys.excepthook(type(error), error, error.__traceback__)

@@ -1,13 +1,13 @@
 """Patch torchrun for the end of an attempt, so that finished work is not repeated.
 
-torch has no setting for these. `apply` replaces private functions, each only where torch still has
-it:
+torch has no settings for this. `apply` replaces the following private functions, each only if torch
+still has it:
 
-- `LocalElasticAgent._monitor_workers`: torchrun takes a rank that crashes or is killed while it
-  exits for a failed rank. The patch counts such a rank as succeeded if its work was done. It also
+- `LocalElasticAgent._monitor_workers`: torchrun treats a rank that crashes or is killed during its
+  exit as a failed rank. The patch counts such a rank as succeeded if its work was done. It also
   writes which ranks still run, for the agent (`rank_processes`).
 - `SimpleElasticAgent._exit_barrier`: after five minutes the nodes stop waiting for each other, and
-  the ranks of the slower ones fail. The patch raises this to 30 days, because the agents end ranks
+  the ranks of slower nodes fail. The patch raises this to 30 days, because the agents end ranks
   that do not exit.
 
 Process: launcher.
@@ -29,19 +29,19 @@ from ddp_wire.contract import Env, ExitCode
 from ddp_wire.messages import Failure
 
 _LONGEST_WAIT_SECONDS = 30.0 * 24 * 3600
-"""Longest wait of a node for the ranks of the others, in place of torchrun's 300 s. The agents
-end ranks that do not exit."""
+"""Maximum seconds that a node waits for the ranks of other nodes, in place of torchrun's 300 s. The
+agents end ranks that do not exit."""
 _LEFT_KEY = "ddp-trainer/left"
-"""Key in the rendezvous store: a rank of any node has exited with code 0."""
+"""Key in the rendezvous store, which is set when a rank of any node has exited with code 0."""
 _ASK_SECONDS = 2.0
-"""Time between two questions to the rendezvous store."""
+"""Seconds between two reads of the key in the rendezvous store."""
 
 Describe = Callable[[int, Any], Failure]
-"""Return the failure of a rank, given the global rank and torch's record of it."""
+"""Function that returns the failure of a rank, from its global rank and torch's record of it."""
 
 
 def apply(describe: Describe) -> None:
-    """Patch torchrun's agent in this process, if an agent of this project supervises it."""
+    """Patch torchrun in this process, if an agent of this project supervises the process."""
     if Env.BEATS_DIR not in os.environ:
         return
     if hasattr(LocalElasticAgent, "_monitor_workers"):
@@ -53,7 +53,7 @@ def apply(describe: Describe) -> None:
 
 
 class _Exits:
-    """What is known about the exits of the ranks, for the agent and for torchrun."""
+    """State of the exits of this node's ranks, for the agent and for torchrun."""
 
     def __init__(self, describe: Describe) -> None:
         self._describe = describe
@@ -88,7 +88,7 @@ class _Exits:
         return bool(store.check([_LEFT_KEY]))
 
     def are_done(self, group: Any, failures: dict[int, Any]) -> bool:
-        """Return whether all ranks have done their work, so that their failures do not count."""
+        """Return whether all ranks have finished their work. Then their failures do not count."""
         ranks = {worker.global_rank: index for index, worker in enumerate(group.workers)}
         killed = {rank for rank in failures if is_marked_killed(self._directory, ranks[rank])}
         done = common_result(self._directory, self._attempt, len(ranks)) == ExitCode.OK
@@ -100,9 +100,9 @@ class _Exits:
 
 
 def left_ranks(context: Any) -> set[int]:
-    """Return the local ranks that have ended with code 0, of either kind of process context.
+    """Return the local ranks that have ended with code 0, whether forked or not.
 
-    A forked rank that has ended waits for the other ones of its node, so it still has a process.
+    A forked rank that has ended waits for the other ranks of its node, so its process still exists.
     """
     if hasattr(context, "_return_values"):
         return set(context._return_values)  # noqa: SLF001 (there is no other access)

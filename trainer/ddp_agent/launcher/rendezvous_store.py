@@ -1,7 +1,7 @@
 """Host the store of torchrun's rendezvous in a process of its own.
 
-A store has a thread that resolves the addresses of its peers. glibc locks its resolver for that,
-and a fork copies the lock as taken: the child's first connection then waits for ever. So the
+A store has a thread that resolves the addresses of its peers and locks glibc's resolver meanwhile.
+A fork would copy the locked lock, and the child's first connection would wait forever. So the
 launcher, which forks the ranks, must not host the store (docs/develop/decisions/0006-standby.md).
 
 Process: launcher of node 0, and its fork, the store.
@@ -23,7 +23,7 @@ from ddp_wire.contract import Env
 from ddp_wire.processes import end_with_parent
 
 _TIMEOUT = timedelta(seconds=60)
-"""Longest wait of the store for its own first connection. torchrun's default."""
+"""Maximum time for which the store waits for its own first connection: torchrun's default."""
 
 
 @contextlib.contextmanager
@@ -49,7 +49,7 @@ def hosted(config: LaunchConfig) -> Iterator[None]:
 
 
 def _fork_store(host: str, port: int) -> int:
-    """Fork a process that hosts the store. Return its process id once the store accepts peers."""
+    """Fork a process that hosts the store. Return its process id once the store is reachable."""
     launcher = os.getpid()
     report_in, report_out = os.pipe()
     pid = os.fork()
@@ -65,7 +65,7 @@ def _fork_store(host: str, port: int) -> int:
 
 
 def _store(host: str, port: int, bind: str) -> TCPStore:
-    """Create the store. It listens where the agent does: by default on all addresses.
+    """Create the store. It listens on the same addresses as the agent, by default on all.
 
     `ddpjob run` binds its agents to loopback addresses.
     """
@@ -83,7 +83,7 @@ def _store(host: str, port: int, bind: str) -> TCPStore:
 
 
 def _host_store(host: str, port: int, launcher: int, report: int) -> NoReturn:
-    """Host the store until the launcher ends. Report its port, or why there is none."""
+    """Host the store until the launcher ends. Report the store's port, or an error."""
     end_with_parent(launcher)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)  # A stop request concerns the ranks.

@@ -1,8 +1,8 @@
-"""Make torchrun's rendezvous load only what an agent of the same job has signed.
+"""Make torchrun's rendezvous load only data that an agent of the same job has signed.
 
-torch keeps the state of the rendezvous pickled in a store. The store accepts everybody who reaches
-its port, and each node unpickles what it finds there, so a stranger could execute code on all of
-them. torch has no setting for it (docs/operate/network-policy.md).
+torch stores the pickled state of the rendezvous in a store. The store accepts every client that
+reaches its port, and each node unpickles the state. So a stranger could execute code on all nodes.
+torch has no setting that prevents this (docs/operate/network-policy.md).
 
 Process: launcher.
 """
@@ -18,7 +18,7 @@ _SIGNATURE_BYTES = hashlib.sha256().digest_size
 
 
 class SignedPickle:
-    """The two functions of `pickle` that torch's rendezvous uses, with a signature by HMAC."""
+    """Replacement for the two functions of `pickle` that torch's rendezvous uses, with an HMAC."""
 
     PickleError = pickle.PickleError
 
@@ -31,7 +31,7 @@ class SignedPickle:
         return self._sign(body) + body
 
     def loads(self, data: bytes) -> Any:
-        """Return the state.
+        """Return the state after a check of its signature.
 
         Raises:
             RendezvousStateError: The state is not signed with the key.
@@ -49,5 +49,5 @@ class SignedPickle:
 
 
 def require_signatures(key: str) -> None:
-    """Make the rendezvous of this process sign what it writes, and refuse what is not signed."""
+    """Make the rendezvous of this process sign its data and refuse unsigned data."""
     dynamic_rendezvous.pickle = SignedPickle(key)  # type: ignore[attr-defined, assignment]

@@ -35,7 +35,7 @@ PRELOADED_MODULES = (
     "ddp_trainer.commands.train",
     "ddp_trainer.train",
 )
-"""Modules that ranks need. An image without `ddp_trainer` skips those that it lacks."""
+"""Modules that ranks need. The standby skips modules that the image lacks."""
 
 
 def import_all() -> None:
@@ -48,7 +48,7 @@ def import_all() -> None:
 
 @contextlib.contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """Disable garbage collection for imports: it finds nothing and takes a fifth of their time."""
+    """Disable garbage collection during imports. It frees nothing and costs a fifth more time."""
     gc.disable()
     try:
         yield
@@ -58,7 +58,7 @@ def _no_garbage_collection() -> Iterator[None]:
 
 
 def main() -> None:
-    """Serve fork orders until the agent closes the pipe. Arguments: both pipe ends."""
+    """Fork launchers on request until the agent closes the pipe. Arguments: both pipe ends."""
     orders, messages = int(sys.argv[1]), int(sys.argv[2])
     began = time.monotonic()
     import_all()
@@ -100,7 +100,7 @@ def _exit_if_threaded() -> None:
 
 
 def _fork(order: dict[str, Any], descriptors: list[int]) -> tuple[int, str]:
-    """Fork a launcher. Return its process id, and why it cannot use the GPUs or ""."""
+    """Fork a launcher. Return its process id, and the reason why it cannot use the GPUs, or ""."""
     from ddp_agent.launcher import torchrun  # noqa: PLC0415 (already imported by the standby)
 
     verdict_in, verdict_out = os.pipe()
@@ -118,7 +118,7 @@ def _fork(order: dict[str, Any], descriptors: list[int]) -> tuple[int, str]:
 
 
 def _state_verdict(pipe: int, problem: str) -> None:
-    """Write why this fork cannot run an attempt, and exit. Return if it can."""
+    """Report to the standby whether this fork can run an attempt. Exit if it cannot."""
     os.write(pipe, problem.encode())
     os.close(pipe)
     if problem:

@@ -1,4 +1,4 @@
-"""Run torchrun, and write a failure file that names the rank that failed first and why.
+"""Run torchrun, and write a file about the rank that failed first and its failure.
 
 Process: launcher, a fork of the standby (warm) or a new process (cold).
 """
@@ -36,9 +36,9 @@ from ddp_wire.secret_variables import take
 
 
 def gpu_problem(environment: Mapping[str, str]) -> str:
-    """Return why this process, a fork of the standby, cannot use the pod's GPUs, or "".
+    """Return the reason why this fork of the standby cannot use the pod's GPUs, or "".
 
-    It asks NVML and not CUDA, because it forks the ranks in its turn.
+    The check uses NVML and not CUDA, because this process must still fork the ranks.
     """
     wanted = environment.get(Env.GPUS_PER_NODE, "")
     if not wanted.isdigit() or int(wanted) == 0:
@@ -57,7 +57,7 @@ def gpu_problem(environment: Mapping[str, str]) -> str:
 def first_failure(error: ChildFailedError, attempt: int, log_dir: Path) -> Failure:
     """Return the earliest failure of this node's ranks.
 
-    A secondary failure or one without any message counts only if there is no other.
+    A secondary failure, or one without a message, counts only if there is no other failure.
     """
     found = [
         (_of_rank(rank, process, attempt, log_dir), process.timestamp)
@@ -67,12 +67,12 @@ def first_failure(error: ChildFailedError, attempt: int, log_dir: Path) -> Failu
 
 
 def _is_silent(failure: Failure) -> bool:
-    """Return whether a failure has neither signal nor message: another rank usually has one."""
+    """Return whether a failure has neither signal nor message. Another rank usually has one."""
     return failure.signal is None and not failure.message
 
 
 def _of_rank(rank: int, process: ProcessFailure, attempt: int, log_dir: Path) -> Failure:
-    """Return the failure of one rank."""
+    """Return the failure of one rank, from torch's record of it."""
     logged = traceback_in_logs(log_dir, process.local_rank)
     recorded = _recorded(process.message)
     # A rank that prints its reason in one line needs no traceback.
@@ -88,7 +88,7 @@ def _of_rank(rank: int, process: ProcessFailure, attempt: int, log_dir: Path) ->
 
 
 def _recorded(message: Any) -> str:
-    """Return the traceback from the error file of a rank that uses `record`, or else ""."""
+    """Return the traceback in a rank's error file, which the decorator `record` writes, or ""."""
     if not isinstance(message, dict):
         return ""
     inner = message.get("message", message)
@@ -126,7 +126,7 @@ def main(arguments: list[str], *, warm: bool = False) -> int:
 
 
 def _launch_interpreters(args: Any) -> None:
-    """Run torchrun, as its own `run` does, with the store where the agent listens."""
+    """Run torchrun as its own `run` does, but with the store on the agent's addresses."""
     config, program, arguments = config_from_args(args)
     with rendezvous_store.hosted(config):
         elastic_launch(config, program)(*arguments)
@@ -135,7 +135,8 @@ def _launch_interpreters(args: Any) -> None:
 def _launch_forked(args: Any) -> None:
     """Run torchrun through its launcher API, with ranks that are forks of this process.
 
-    torchrun looks for GPUs. If this process opened CUDA for that, no rank could use them.
+    torchrun looks for GPUs. If this process opened CUDA for this, no forked rank could use the
+    GPUs.
     """
     torchrun_patches.apply()
     asked_by_nvml = os.environ.get(NVML_CHECK)

@@ -1,14 +1,14 @@
-"""Patch torchrun in this process: shorter waits in a recovery, and all ranks that failed.
+"""Patch torchrun in this process: shorten waits in a recovery, and report all failed ranks.
 
-torch has no settings for these. `apply` replaces private functions, each only where torch still has
-it. Without a patch the recovery is slower, or a failure is described less completely:
+torch has no settings for this. `apply` replaces the following private functions, each only if torch
+still has it. Without a patch the recovery is slower, or a failure is described less completely:
 
 - `dynamic_rendezvous._delay`: poll the rendezvous every 0.05 s, not once per second.
 - `_BackendRendezvousStateHolder`: keep no copy of the rendezvous state, which may be 1 s old.
 - `MultiprocessContext.close`: before torchrun stops the other local ranks, record which ranks have
-  failed by themselves. After a failure, kill the others after 1 s, not after 30 s.
-- `MultiprocessContext._poll`: return all ranks that `close` has recorded. torch returns one of
-  them, which often failed only because of another one. Also add the missing result of a rank that
+  failed by themselves. After a failure, kill the remaining ranks after 1 s, not after 30 s.
+- `MultiprocessContext._poll`: return all ranks that `close` has recorded. torch returns only one
+  rank, which often failed only because of another rank. Also add the missing result of a rank that
   ended by `sys.exit()`, for which torch waits forever.
 
 Process: launcher (of a warm start).
@@ -28,13 +28,15 @@ from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 from ddp_agent.processes.launch import SHUTDOWN_ENV
 
 RENDEZVOUS_POLL_SECONDS = 0.05
-"""Rendezvous poll interval. torch's default is 1 s, with a state cache of another 1 s."""
+"""Seconds between two polls of the rendezvous. torch's default is 1 s, plus a state cache of 1
+s."""
 PEER_STOP_SECONDS = 1
-"""Seconds between SIGTERM and SIGKILL for the other local ranks after a failure. Default 30 s."""
+"""Seconds between SIGTERM and SIGKILL for the remaining local ranks after a failure. torch's
+default is 30 s."""
 
 
 def apply() -> None:
-    """Shorten the waits of the rendezvous and after a failure. Report every rank that failed."""
+    """Shorten torchrun's waits in the rendezvous and after a failure. Report every failed rank."""
     if hasattr(dynamic_rendezvous, "_delay"):
         dynamic_rendezvous._delay = _short_delay  # noqa: SLF001 (there is no setting)
     holder = getattr(dynamic_rendezvous, "_BackendRendezvousStateHolder", None)
@@ -49,16 +51,16 @@ def apply() -> None:
 
 
 def _short_delay(seconds: Any) -> None:
-    """Sleep as torch's `_delay` does, but at most for `RENDEZVOUS_POLL_SECONDS`."""
+    """Sleep as torch's `_delay` does, but for at most `RENDEZVOUS_POLL_SECONDS`."""
     longest = max(seconds) if isinstance(seconds, tuple) else seconds
     time.sleep(min(longest, RENDEZVOUS_POLL_SECONDS))
 
 
 def _record_failures_in_close(close: Callable[..., None]) -> Callable[..., None]:
-    """Wrap `close`: record which ranks had failed before it stops the others, with a short grace.
+    """Wrap `close`: record which ranks had already failed, and stop the rest quickly.
 
-    torch passes a timeout only for a requested stop: before 2.13 always 30 s. After a failure it
-    uses the default.
+    torch passes a timeout only for a requested stop (before 2.13 always 30 s). After a failure it
+    uses the default, which this wrapper shortens.
     """
     requested = int(os.environ.get(SHUTDOWN_ENV, "0"))
 
@@ -84,9 +86,9 @@ def _add_missing_results(context: Any) -> None:
 
 
 def _add_failures_to_poll(poll: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Wrap `_poll`: report all ranks that failed by themselves. torch reports only one of them.
+    """Wrap `_poll`: report all ranks that failed by themselves.
 
-    The one that torch reports has often failed only because of another one.
+    torch reports only one rank, which has often failed only because of another rank.
     """
 
     @functools.wraps(poll)

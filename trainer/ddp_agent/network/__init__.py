@@ -1,4 +1,4 @@
-"""Connections of the agent: HTTP server, start barrier and notices to node 0's agent.
+"""Network code of the agent: HTTP server, start barrier, and notices to node 0's agent.
 
 Process: agent.
 """

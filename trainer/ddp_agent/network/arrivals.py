@@ -1,7 +1,7 @@
-"""Messages of the agents of a job to node 0's agent, and the connections for them.
+"""Messages from a job's agents to node 0's agent, and their connections.
 
 Node 0's agent sends a challenge first: one line of random text. The signature of the answer covers
-it, so a recorded message is of no use on another connection.
+the challenge, so a recorded message is invalid on another connection.
 
 Process: agent (loop; thread of the notifier).
 """
@@ -14,13 +14,14 @@ from pydantic import BaseModel, ConfigDict, Field
 from ddp_wire.signatures import is_genuine, random_text, sign_arrival
 
 _CONNECT_SECONDS = 0.5
-"""Timeout of one connection attempt: the name may still resolve to a deleted pod."""
+"""Timeout of one connection attempt in seconds, because the name may still resolve to a deleted
+pod."""
 _KEEPALIVE_SECONDS = 5
 _CHALLENGE_BYTES = len(random_text()) + 1
 
 
 class Arrival(BaseModel):
-    """Message of a node's agent to node 0's agent: it waits for the start of an attempt."""
+    """Message with which an agent tells node 0's agent that it is ready for an attempt."""
 
     model_config = ConfigDict(populate_by_name=True)
 
@@ -28,19 +29,22 @@ class Arrival(BaseModel):
     attempt: int
     node_index: int
     agent: str = ""
-    """Random name of the agent process, or "" if `unread`. A new pod has a new name."""
+    """Random name of the agent process, or "" in a notice. The agent of a new pod has a new
+    name."""
     members: str | None = None
-    """Digest of the members, if the order names them. Absent otherwise, as in older agents."""
+    """Digest of the members that the order names. Absent in an order without members, and in older
+    agents."""
     unread: bool = Field(default=False, alias="news")  # Older agents send and sign "news".
-    """Whether this is a notice of an unread status. The agent does not wait then."""
+    """Whether this message is a notice of an unread status. Then the agent does not wait for a
+    start."""
     signature: str = ""
     """Signature with the job's secret, or "" in a job of an older operator."""
 
     def send(self, link: socket.socket, secret: str) -> None:
-        """Wait for the challenge. Then sign this message, if the job has a secret, and send it.
+        """Wait for the challenge, then send this message, signed if the job has a secret.
 
         Raises:
-            TimeoutError: The challenge has not come yet, within the timeout of the socket.
+            TimeoutError: No challenge arrived within the timeout of the socket.
             OSError: The connection broke.
         """
         challenge = _received_challenge(link)
@@ -49,9 +53,9 @@ class Arrival(BaseModel):
         link.sendall(signed.model_dump_json(by_alias=True, exclude_none=True).encode() + b"\n")
 
     def is_genuine(self, secret: str, challenge: str) -> bool:
-        """Return whether an agent of the job has answered this challenge with this message.
+        """Return whether the message answers this challenge with the job's signature.
 
-        Without a secret, all messages count.
+        In a job without a secret, every message counts as genuine.
         """
         return not secret or is_genuine(self.signature, self._expected_signature(secret, challenge))
 
@@ -63,7 +67,7 @@ class Arrival(BaseModel):
 
 
 def send_challenge(link: socket.socket) -> str:
-    """Send a new challenge on a new connection, without waiting, and return it."""
+    """Send a new challenge on a new connection without blocking. Return the challenge."""
     challenge = random_text()
     with contextlib.suppress(OSError):  # The peer has gone, which the next read shows.
         link.send(challenge.encode() + b"\n")
@@ -78,7 +82,7 @@ def _received_challenge(link: socket.socket) -> str:
 
 
 def connected(address: tuple[str, int]) -> socket.socket:
-    """Return a connection to the barrier at an address.
+    """Return a new connection to the start barrier at an address.
 
     Raises:
         OSError: Node 0's agent does not accept it within 0.5 s.
@@ -90,7 +94,7 @@ def connected(address: tuple[str, int]) -> socket.socket:
 
 
 def keep_alive(link: socket.socket) -> None:
-    """Detect a lost peer within seconds, although the connection is idle for days."""
+    """Configure a connection to detect a lost peer within seconds, even after days without data."""
     link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (
         ("TCP_KEEPIDLE", _KEEPALIVE_SECONDS),

@@ -1,19 +1,20 @@
-"""Start barrier: no node starts torchrun before the agents of all nodes wait for the attempt.
+"""Start barrier: no node starts torchrun before the agents of all members are ready.
 
 A pod may wait for days for a free GPU or for its image, but torchrun's rendezvous has a timeout. So
-the agents of the members meet first, at the first member's agent, without the operator or the
-API server:
+the agents of the members meet first, at the first member's agent, without the operator or the API
+server:
 
-1. Each other agent (`barrier_client`) connects to the first member's, which sends a random
-   challenge.
-2. The agent answers with its arrival: job, attempt, members, node and a random name of its process,
-   signed together with the challenge. The connection stays open.
-3. Once all members have arrived for its own attempt, the first member's agent sends the start on
-   all connections, and all agents start torchrun at the same time.
-4. An agent that connects again after the start gets the start again if it has the same name. One
-   with another name has replaced an agent of the attempt. The torchrun processes can never meet the
-   new one, so the first member's agent ends the attempt (`replaced_node`). The same holds for a
-   node that is no member: an older operator has ordered all nodes.
+1. Each other agent (`barrier_client`) connects to the first member's agent, which sends a random
+challenge.
+2. The agent answers with an arrival message: job, attempt, members, node and a random name of its
+    process, signed together with the challenge. The connection stays open.
+3. Once all members have arrived for the same attempt, the first member's agent sends a start
+message on all connections, and all agents start torchrun at the same time.
+4. An agent that connects again after the start receives the start message again if it has the same
+name. An agent with a new name has replaced an agent of the attempt. The running torchrun processes
+cannot accept the new agent's processes, so the first member's agent ends the attempt
+(`replaced_node`). The same holds for a node that is not a member, because an older operator has
+ordered all nodes.
 
 Other agents also use this port for notices of an unread status (`unread_status`).
 
@@ -44,32 +45,35 @@ _log = logging.getLogger("ddp_agent")
 _NO_FILES = {errno.EMFILE, errno.ENFILE}
 _MAX_ARRIVAL_BYTES = 512
 SPARE_CONNECTIONS = 64
-"""Connections beyond those of all nodes. When all are taken, the oldest without an arrival goes."""
+"""Number of connections beyond one per node. When all are in use, the oldest one without an arrival
+is closed."""
 _ARRIVAL_SECONDS = 5.0
-"""Maximum time until a connection has sent its arrival."""
+"""Maximum seconds after which a connection without an arrival is closed."""
 _ANSWER_SECONDS = 0.25
-"""Time for the answer to the challenge, in which no newer connection displaces one."""
+"""Seconds for the answer to the challenge. Meanwhile no newer connection displaces the
+connection."""
 _FULL_SECONDS = 1.0
-"""Pause of accepting connections when the process has no file descriptor left."""
+"""Seconds for which the server accepts no connection when the process has no free file
+descriptor."""
 _REMEMBERED = 4096
-"""Number of replaced agents that the server remembers."""
+"""Maximum number of replaced agents that the server remembers."""
 
 
 @dataclass(eq=False)
 class _Connection:
-    """Connection of one waiting agent."""
+    """Connection from one waiting agent."""
 
     socket: socket.socket
     since: float
-    """Monotonic seconds at which it was accepted."""
+    """Monotonic seconds at which the connection was accepted."""
     challenge: str
-    """Random text that the signature of its arrival must cover."""
+    """Random text that the signature of the arrival must cover."""
     received: bytes = b""
     arrival: Arrival | None = None
 
 
 class BarrierServer(StartBarrier):
-    """The first member's side: it counts the other members and sends them the start."""
+    """First member's side of the barrier. It waits for all other members, then starts them."""
 
     def __init__(
         self,
@@ -88,7 +92,7 @@ class BarrierServer(StartBarrier):
             port: Port, or 0 for any free one.
             job_uid: UID of the job. Agents of other jobs are refused.
             nodes: Number of nodes of the job, all of them members until `expect` names others.
-            on_unread: Called for each notice of an unread status of another node.
+            on_unread: Function that is called for each notice of another node's unread status.
             secret: Secret of the job, or "" to accept messages without a signature.
 
         Raises:
@@ -127,12 +131,12 @@ class BarrierServer(StartBarrier):
         return int(self._listener.getsockname()[1])
 
     def expect(self, members: Members) -> None:
-        """Take the members of the next attempt."""
+        """Set the members of the next attempt."""
         self._others, self._digest = members.nodes - {members.own}, members.digest
         self._known = None if members.are_named else self._others
 
     def wait(self, attempt: int, ticker: Ticker) -> bool:
-        """Wait for the agents of the other members. Send them the start once all have arrived."""
+        """Wait until all other members have arrived, then send them the start message."""
         ticker.tick(0.0)
         self._serve(TICK_SECONDS)
         if self.missing(attempt):
@@ -159,16 +163,16 @@ class BarrierServer(StartBarrier):
         self._listener.close()
 
     def obstacle(self, attempt: int) -> Obstacle | None:
-        """Return which nodes have not connected. Their pods may not run yet."""
+        """Return the nodes that have not connected as an obstacle. Their pods may not run yet."""
         return late_nodes(self.port, self.missing(attempt))
 
     def missing(self, attempt: int) -> list[int]:
-        """Return the members whose agents do not wait for an attempt with the same members."""
+        """Return the members whose agents do not yet wait for the same attempt and members."""
         waiting = (i for i, one in self._waiting.items() if _waits_for(one, attempt, self._digest))
         return sorted(self._others.difference(waiting))
 
     def _serve(self, seconds: float) -> None:
-        """Accept connections and read messages, until something arrives or the time is up."""
+        """Accept connections and read messages, until a message arrives or the time has passed."""
         now = time.monotonic()
         if self._accepting_from is not None and now >= self._accepting_from:
             self._selector.register(self._listener, selectors.EVENT_READ)
@@ -216,7 +220,7 @@ class BarrierServer(StartBarrier):
         self._warned_of_files = True
 
     def _displace_oldest(self, now: float) -> bool:
-        """Close the oldest connection without an arrival, unless it may still answer: then wait."""
+        """Close the oldest connection without an arrival, or wait while it may still answer."""
         oldest = next(iter(self._strangers))
         if oldest.since + _ANSWER_SECONDS > now:
             self._pause(oldest.since + _ANSWER_SECONDS)
@@ -225,7 +229,7 @@ class BarrierServer(StartBarrier):
         return True
 
     def _pause(self, until: float) -> None:
-        """Accept no connection until then, in monotonic seconds."""
+        """Accept no connections until the given time, in monotonic seconds."""
         self._selector.unregister(self._listener)
         self._accepting_from = until
 
@@ -243,7 +247,7 @@ class BarrierServer(StartBarrier):
             self._record(one)
 
     def _record(self, one: _Connection) -> None:
-        """Record an arrival. Refuse those of other jobs, strangers, unknown nodes and the past."""
+        """Record an arrival. Refuse other jobs, unsigned messages, unknown nodes, old attempts."""
         try:
             arrival = Arrival.model_validate_json(one.received)
         except ValidationError:
@@ -264,7 +268,7 @@ class BarrierServer(StartBarrier):
             self._arrive(one, arrival)
 
     def _arrive(self, one: _Connection, arrival: Arrival) -> None:
-        """Let a node wait, or repeat the start if it has missed it."""
+        """Record that a node waits, or repeat the start message if the node has missed it."""
         index = arrival.node_index
         if (older := self._waiting.get(index)) is not None:
             self._close(older)  # Its agent has reconnected, or was replaced.
@@ -288,7 +292,7 @@ class BarrierServer(StartBarrier):
         return 0 <= index < MOST_NODES if self._known is None else index in self._known
 
     def _warn_of_stranger(self, arrival: Arrival) -> None:
-        """Log the first message in the name of a node that lacks the job's signature."""
+        """Log the first message about each node that lacks the job's signature."""
         if not self._warned:
             _log.warning(
                 "the start barrier ignores a message in the name of node %d: it is not signed with"
@@ -311,7 +315,7 @@ class BarrierServer(StartBarrier):
 
 
 def _waits_for(one: _Connection, attempt: int, digest: str | None = None) -> bool:
-    """Return whether an agent waits for an attempt, and with the members of a digest if given."""
+    """Return whether an agent waits for an attempt, with the members of a given digest."""
     arrival = one.arrival
     if arrival is None or arrival.attempt != attempt:
         return False

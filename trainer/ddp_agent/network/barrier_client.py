@@ -1,4 +1,4 @@
-"""Side of the start barrier of every member but the first, and what both sides have in common.
+"""The start barrier on all members except the first, and the interface of both sides.
 
 Process: agent of every other member (loop).
 """
@@ -16,10 +16,10 @@ START = b"start\n"
 
 
 class StartBarrier(ABC):
-    """One node's side of the barrier. Only the agent's loop calls it, so it needs no thread."""
+    """One node's side of the start barrier. Only the agent's loop calls it."""
 
     def expect(self, members: Members) -> None:  # noqa: B027 (a barrier may need no members)
-        """Take the members of the next attempt."""
+        """Set the members of the next attempt."""
 
     @abstractmethod
     def wait(self, attempt: int, ticker: Ticker) -> bool:
@@ -28,13 +28,13 @@ class StartBarrier(ABC):
     def replaced_node(self) -> int | None:
         """Return a node whose agent was replaced after the start of the attempt, or None.
 
-        The torchrun processes of the attempt can never meet the new one.
+        The running torchrun processes of the attempt cannot accept the new agent's processes.
         """
         return None
 
     @abstractmethod
     def obstacle(self, attempt: int) -> Obstacle | None:
-        """Return why this node still waits for the start, or None."""
+        """Return the reason why this node still waits for the start, or None."""
 
     @abstractmethod
     def close(self) -> None:
@@ -42,7 +42,7 @@ class StartBarrier(ABC):
 
 
 class BarrierClient(StartBarrier):
-    """Side of every other node: it waits for node 0's start."""
+    """Side of the barrier on every other member: it waits for the first member's start message."""
 
     def __init__(
         self, host: str, port: int, job_uid: str, node_index: int, *, secret: str = ""
@@ -56,14 +56,14 @@ class BarrierClient(StartBarrier):
         self._obstacle: Obstacle | None = None
 
     def expect(self, members: Members) -> None:
-        """Take the members of the next attempt, and connect to the first one of them."""
+        """Set the members of the next attempt, and connect to the first member."""
         self._digest = members.digest
         if self._address[0] != members.host:
             self.close()
             self._address = (members.host, self._address[1])
 
     def wait(self, attempt: int, ticker: Ticker) -> bool:
-        """Announce this node to node 0, and wait for the start."""
+        """Announce this node to the first member's agent, and wait for the start message."""
         if self._attempt != attempt:
             self.close()
         self._attempt = attempt
@@ -85,7 +85,7 @@ class BarrierClient(StartBarrier):
         return answer == START
 
     def obstacle(self, attempt: int) -> Obstacle | None:
-        """Return why this node cannot reach node 0, or None."""
+        """Return the reason why this node cannot reach the first member's agent, or None."""
         return self._obstacle if self._socket is None and attempt == self._attempt else None
 
     def close(self) -> None:
@@ -95,10 +95,10 @@ class BarrierClient(StartBarrier):
             self._socket, self._announced = None, False
 
     def _connect(self) -> socket.socket:
-        """Connect to node 0's agent.
+        """Connect to the first member's agent.
 
         Raises:
-            OSError: It does not accept the connection.
+            OSError: The agent does not accept the connection.
         """
         link = connected(self._address)
         self._socket = link
@@ -106,10 +106,10 @@ class BarrierClient(StartBarrier):
         return link
 
     def _announce(self, link: socket.socket, attempt: int) -> None:
-        """Send this node's arrival, as the answer to the challenge.
+        """Send this node's arrival message as the answer to the challenge.
 
         Raises:
-            TimeoutError: The challenge has not come yet.
+            TimeoutError: The challenge has not arrived yet.
             OSError: The connection broke.
         """
         arrival = Arrival(

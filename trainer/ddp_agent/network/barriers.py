@@ -1,8 +1,8 @@
-"""Choose this node's side of the start barrier: it depends on the members of each attempt.
+"""Choose this node's side of the start barrier from the members of each attempt.
 
-The first member waits for all others (`barrier`), and the others connect to it
-(`barrier_client`). If the first member changes, the old one closes its port and the new one opens
-it.
+The first member waits for all other members (`barrier`), which connect to it (`barrier_client`). If
+another node becomes the first member, the old first member closes its port and the new one opens
+its own.
 
 Process: agent (loop).
 """
@@ -19,18 +19,18 @@ from ddp_wire.processes import describe_open_files, open_file_limit
 _log = logging.getLogger("ddp_agent")
 
 _OTHER_FILES = 256
-"""Open files of an agent without its barrier: its HTTP server, logs and libraries."""
+"""Number of open files of an agent besides its barrier: HTTP server, logs and libraries."""
 
 
 class Barriers:
-    """Both sides of the start barrier of one node. Only one of them is in use at a time."""
+    """Both sides of one node's start barrier. Only one side is in use at a time."""
 
     def __init__(self, config: AgentConfig, on_unread: Callable[[], None] = lambda: None) -> None:
-        """Open the port on node 0 of a job of several nodes, to find at once if it is not free.
+        """Open the port on node 0 of a job with several nodes, so that a used port is found early.
 
         Args:
             config: Configuration of the agent.
-            on_unread: Called for each notice of an unread status of another node.
+            on_unread: Function that is called for each notice of another node's unread status.
 
         Raises:
             OSError: The port is not free.
@@ -48,7 +48,7 @@ class Barriers:
             self._server = self._open()
 
     def side_for(self, members: Members) -> StartBarrier | None:
-        """Return this node's side in an attempt in which it takes part, or None if it is alone.
+        """Return this node's side in an attempt, or None if it is the only member.
 
         Raises:
             OSError: The port is not free.

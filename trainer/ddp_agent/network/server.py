@@ -3,10 +3,10 @@
 The kubelet reads /healthz and /readyz, and Prometheus reads /metrics. Requests to /status and
 /attempt need the operator's signature.
 
-The operator keeps a request open: `GET /status?revision=N&wait=S` is answered as soon as the status
-has another revision than N, after S seconds in any case. So the operator reads a failure at once.
-The server records which revision a client has read: `unread_status` and the loop depend on it.
-`POST /attempt` hands an attempt order to the loop.
+The operator keeps a request open: the server answers `GET /status?revision=N&wait=S` as soon as the
+status has a revision other than N, or after S seconds. So the operator reads a failure at once. The
+server records which revision a client has read: `unread_status` and the loop depend on it. `POST
+/attempt` passes an attempt order to the loop.
 
 Each connection has a thread. A flood of connections can neither use up all threads nor close the
 operator's connection: with too many connections, the server closes the oldest one that has not yet
@@ -44,13 +44,15 @@ from ddp_wire.signatures import (
 )
 
 _POLL_SECONDS = 0.05
-"""Maximum time to close the server, in seconds. It delays the end of the container."""
+"""Maximum seconds for closing the server, which delays the end of the container."""
 _MAX_BODY_BYTES = 40_960
-"""Maximum request body, in bytes. The members of a large job are its longest part."""
+"""Maximum size of a request body, in bytes. Most of it is the list of members of a large job."""
 _MOST_CONNECTIONS = 128
-"""Maximum number of connections, and so of threads. Beyond it, the oldest stranger's is closed."""
+"""Maximum number of connections, and so of threads. Above it, the oldest connection without a
+signed request is closed."""
 _MOST_KNOWN = 16
-"""Maximum number of connections that a flood cannot close. Two operators may ask at a time."""
+"""Maximum number of connections with a signed request, which a flood cannot close. Two operators
+may send requests at a time."""
 
 
 class AgentServer:
@@ -74,8 +76,10 @@ class AgentServer:
             port: Port, or 0 for any free one.
             status: Agent status to serve.
             orders: Receiver of attempt orders.
-            is_alive: Whether the agent's loop advances. Threads of the server call it.
-            render_metrics: Returns the metrics as text. Threads of the server call it.
+            is_alive: Function that returns whether the agent's loop makes progress. Threads of the
+                server call it.
+            render_metrics: Function that returns the metrics as text. Threads of the server call
+                it.
             secret: Secret of this pod, or "" to accept and send messages without a signature.
         """
         self._server = _Server(
@@ -101,7 +105,7 @@ class AgentServer:
 
 
 class _Connections:
-    """Open connections, which a flood of strangers may neither exhaust nor close."""
+    """Open connections. A flood of unsigned requests can neither exhaust nor close them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -109,14 +113,14 @@ class _Connections:
         self._known: dict[socket.socket, None] = {}
 
     def add(self, connection: socket.socket) -> None:
-        """Add a connection. Close the oldest stranger's if there are too many."""
+        """Add a connection. With too many, close the oldest one without a signed request."""
         with self._lock:
             if len(self._strangers) >= _MOST_CONNECTIONS:
                 self._close_oldest()
             self._strangers[connection] = None
 
     def close_oldest(self) -> None:
-        """Close the oldest stranger's connection, if there is one."""
+        """Close the oldest connection without a signed request, if there is one."""
         with self._lock:
             if self._strangers:
                 self._close_oldest()
@@ -128,14 +132,14 @@ class _Connections:
             oldest.shutdown(socket.SHUT_RDWR)  # Its thread reads an end, and closes it.
 
     def know(self, connection: socket.socket) -> None:
-        """Keep a connection in a flood, because the operator has signed its request."""
+        """Protect a connection from a flood after a request that the operator has signed."""
         with self._lock:
             if connection in self._strangers and len(self._known) < _MOST_KNOWN:
                 del self._strangers[connection]
                 self._known[connection] = None
 
     def remove(self, connection: socket.socket) -> None:
-        """Forget a connection that has ended."""
+        """Remove a connection that has ended."""
         with self._lock:
             self._strangers.pop(connection, None)
             self._known.pop(connection, None)
@@ -144,7 +148,8 @@ class _Connections:
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 128
-    """Connections that wait to be accepted. With few of them a flood would delay a probe by 1 s."""
+    """Number of connections that may wait to be accepted. With few, a flood would delay a probe by
+    1 s."""
 
     def __init__(
         self,
@@ -166,10 +171,10 @@ class _Server(ThreadingHTTPServer):
         self.connections = _Connections()
 
     def get_request(self) -> Any:
-        """Accept a connection. Without a free file descriptor, close the oldest stranger's first.
+        """Accept a connection. If no file descriptor is free, first close an unsigned one.
 
         Raises:
-            OSError: There is none to accept.
+            OSError: There is no connection to accept.
         """
         try:
             return super().get_request()
@@ -190,14 +195,14 @@ class _Server(ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def server_bind(self) -> None:
-        """Bind without the base class' DNS query for the name of this host."""
+        """Bind without the DNS query of the base class for this host's name."""
         if self.address_family == socket.AF_INET6:
             self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         TCPServer.server_bind(self)
         self.server_name, self.server_port = "", self.server_address[1]
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore clients that disconnect early. The log belongs to the training."""
+        """Ignore errors of clients that disconnect early. The log belongs to the training."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -250,7 +255,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(HTTPStatus.CONFLICT, text)
 
     def _is_from_operator(self, body: bytes) -> bool:
-        """Return whether a request has the operator's signature. Otherwise refuse it."""
+        """Return whether a request has the operator's signature. Refuse the request otherwise."""
         secret, nonce = self.server.secret, self.headers.get(NONCE_HEADER, "")
         if not secret:
             return True
@@ -263,7 +268,7 @@ class _Handler(BaseHTTPRequestHandler):
         return False
 
     def _send_status(self, query: dict[str, list[str]]) -> None:
-        """Send the agent status, after waiting for a new revision if the query asks for it."""
+        """Send the agent status. First wait for a new revision if the query requests it."""
         try:
             revision = int(query.get("revision", ["-1"])[0])
             wait = float(query.get("wait", ["0"])[0])
@@ -276,12 +281,12 @@ class _Handler(BaseHTTPRequestHandler):
         self.server.status.record_read(status)
 
     def _send_probe(self, good: bool, otherwise: str) -> None:
-        """Answer a kubelet probe."""
+        """Send the answer to a kubelet probe."""
         code = HTTPStatus.OK if good else HTTPStatus.SERVICE_UNAVAILABLE
         self._send(code, "ok\n" if good else otherwise)
 
     def _refuse(self, code: HTTPStatus, text: str) -> None:
-        """Reject a request without reading its body. The connection cannot be reused after that."""
+        """Refuse a request without reading its body, and close the connection."""
         self.close_connection = True
         self._send(code, text)
 
@@ -298,4 +303,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_: Any) -> None:
-        """Do not log requests: probes arrive every second."""
+        """Log nothing, because probes arrive every second."""

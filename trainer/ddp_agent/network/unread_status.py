@@ -1,14 +1,15 @@
 """Notify the first member's agent while an important status of this node is unread.
 
-The operator keeps one request per job open, to the agent of the first member. It asks the other
-agents only while the job changes. An agent that has failed or ended, or whose ranks hang, waits
-50 ms for a reader. If none has read the status by then, it sends a notice to the port of the first
-member's start barrier, again and again with growing pauses, until its status is read. The first
-member's agent counts the notices in its own status. That answers the open request, and the operator
-asks all agents. A node that is no member does the same once it could take part.
+The operator keeps one request per job open, to the first member's agent. It sends requests to other
+agents only while the job changes. An agent that has failed or ended, or whose ranks hang, waits 50
+ms for a reader. If nobody has read the status by then, it sends a notice to the port of the first
+member's start barrier, and repeats it with growing pauses until its status is read. The first
+member's agent counts the notices in its own status. This change answers the open request, and the
+operator then requests the status of all agents. A node that is not a member also sends a notice
+once it could train.
 
-A member that starts or trains sends no notice: the first member's agent trains only together with
-all the others, so its own status says the same.
+A member that starts or trains sends no notice: the first member trains only together with all other
+members, so its own status reports the same.
 
 Process: agent (a thread).
 """
@@ -23,16 +24,17 @@ from ddp_agent.status.status_cell import AgentStatusCell
 from ddp_wire.messages import AgentPhase, AgentStatus
 
 _GRACE_SECONDS = 0.05
-"""Time in which an operator that waits for this agent reads a new status."""
+"""Seconds in which an operator with an open request to this agent reads a new status."""
 _LONGEST_PAUSE_SECONDS = 30.0
 _CHALLENGE_SECONDS = 5.0
-"""Longest wait for node 0's agent, which looks at its connections about ten times per second."""
+"""Maximum seconds to wait for the challenge. Node 0's agent checks its connections ten times per
+second."""
 _NORMAL_PHASES = frozenset({AgentPhase.WAITING, AgentPhase.STARTING, AgentPhase.TRAINING})
-"""Phases of an attempt in which nothing has failed."""
+"""Phases of an attempt without a failure."""
 
 
 class UnreadStatusNotifier:
-    """Thread that sends the notices of an agent, unless it is the first member's."""
+    """Thread that sends this agent's notices of unread status to the first member's agent."""
 
     def __init__(self, config: AgentConfig, cell: AgentStatusCell) -> None:
         self._config, self._cell = config, cell
@@ -42,12 +44,12 @@ class UnreadStatusNotifier:
         self._thread = threading.Thread(target=self._run, name="unread-status", daemon=True)
 
     def start(self) -> None:
-        """Watch the status until the process ends. Node 0 of a job of a fixed size needs none."""
+        """Watch the status until the process ends. Node 0 of a job of fixed size needs no watch."""
         if self._config.node_index != 0 or self._config.address_pattern:
             self._thread.start()
 
     def follow(self, members: Members) -> None:
-        """Take the members of the newest attempt."""
+        """Set the members of the newest attempt."""
         self._host = None if members.is_first else members.host
         self._takes_part = members.takes_part
 
@@ -82,5 +84,5 @@ class UnreadStatusNotifier:
 
 
 def _is_important(status: AgentStatus) -> bool:
-    """Return whether the operator must act on a status that the first member's does not show."""
+    """Return whether the operator must read a status that the first member cannot report."""
     return status.phase not in _NORMAL_PHASES or status.hang is not None

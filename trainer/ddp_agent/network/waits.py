@@ -1,4 +1,4 @@
-"""Why a node cannot join the others: what its agent waits for, and for how long already.
+"""Track the obstacle that keeps a node from the start, and its duration.
 
 Process: agent (loop).
 """
@@ -10,12 +10,12 @@ from typing import NamedTuple
 from ddp_agent.clock import Clock
 
 REPORT_SECONDS = 15.0
-"""Seconds after which the agent reports what it waits for."""
+"""Seconds after which the agent reports the obstacle that it waits for."""
 _NAMED = 8
-"""Most nodes that a message names."""
+"""Maximum number of nodes that a message names."""
 REFUSED_LIMITS = 4
-"""Limit while node 0 refuses connections, as a multiple of the limit of the network. Perhaps its
-pod pulls its image or runs its init containers, and perhaps a NetworkPolicy rejects connections."""
+"""Factor for the network's limit while node 0 refuses connections. Its pod may still pull the image
+or run init containers, or a NetworkPolicy may reject connections."""
 _UNRESOLVED = {socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME)}
 
 
@@ -24,15 +24,16 @@ class Obstacle(NamedTuple):
 
     text: str
     is_network: bool = False
-    """Whether the network is the reason, and not a pod that does not run yet."""
+    """Whether the network is the reason, and not a pod that is still starting."""
     is_refused: bool = False
-    """Whether the connection is refused, by the network or because the pod does not run yet."""
+    """Whether a peer refuses the connection, because of the network or because its pod does not run
+    yet."""
 
 
 def unreachable(address: tuple[str, int], error: OSError) -> Obstacle:
-    """Return the obstacle of a failed connection to node 0.
+    """Return the obstacle that a failed connection to node 0 shows.
 
-    A name without an address is that of a pod that starts.
+    If the name has no address, the pod is still starting.
     """
     host, port = address
     starting = isinstance(error, socket.gaierror) and error.errno in _UNRESOLVED
@@ -43,29 +44,29 @@ def unreachable(address: tuple[str, int], error: OSError) -> Obstacle:
 
 
 def late_nodes(port: int, nodes: Sequence[int]) -> Obstacle:
-    """Return the obstacle of node 0 while nodes have not connected. Their pods may not run yet."""
+    """Return the obstacle of node 0 while other nodes have not connected yet."""
     named = ", ".join(map(str, nodes[:_NAMED]))
     more = f" and {len(nodes) - _NAMED} more" if len(nodes) > _NAMED else ""
     return Obstacle(f"waits on port {port} for the agents of nodes {named}{more}")
 
 
 class WaitWatch:
-    """Time that an obstacle has lasted without a break."""
+    """Timer for the time that an obstacle has lasted without a break."""
 
     def __init__(self, clock: Clock, limit_seconds: float | None) -> None:
-        """Start to watch.
+        """Create a timer without an obstacle.
 
         Args:
             clock: Clock of the agent's loop.
-            limit_seconds: Longest wait because of the network. A refused connection may last
-                `REFUSED_LIMITS` times as long. None without a limit.
+            limit_seconds: Maximum wait because of the network, or None for no limit. Refused
+                connections may last `REFUSED_LIMITS` times as long.
         """
         self._now, self._limit = clock.monotonic, limit_seconds
         self._obstacle: Obstacle | None = None
         self._since = 0.0
 
     def look(self, obstacle: Obstacle | None) -> str | None:
-        """Take the present obstacle. Return its text once it has lasted for some seconds."""
+        """Record the current obstacle. Return its text once it has lasted for some seconds."""
         before, now = self._obstacle, self._now()
         if before is None or obstacle is None or before[1:] != obstacle[1:]:
             self._since = now
@@ -74,7 +75,7 @@ class WaitWatch:
 
     @property
     def overdue(self) -> str | None:
-        """Sentence about an obstacle that has lasted longer than its limit. None otherwise."""
+        """Message about an obstacle that has lasted longer than its limit, or None."""
         found, limit = self._obstacle, self._limit
         if found is None or limit is None or not (found.is_network or found.is_refused):
             return None

@@ -1,4 +1,4 @@
-"""Processes of an attempt, as the agent starts, supervises and ends them.
+"""Start, supervise and end the processes of an attempt.
 
 Process: agent.
 """

@@ -29,29 +29,31 @@ from ddp_wire.messages import Failure
 _log = logging.getLogger("ddp_agent")
 
 RESTART_GRACE_SECONDS = 0.3
-"""Seconds between SIGTERM and SIGKILL before a new attempt, which resumes from a checkpoint."""
+"""Seconds between SIGTERM and SIGKILL before a new attempt, because it resumes from a
+checkpoint."""
 REMINDER_SECONDS = 5.0
-"""Seconds after SIGTERM to torchrun at which the agent signals remaining ranks directly, once."""
+"""Seconds after SIGTERM to torchrun at which the agent sends SIGTERM once to ranks that still
+run."""
 _KILLED_CHILD = "is killed by signal: Killed"
-"""Part of torch's message if a data worker was killed."""
+"""Part of torch's message about a killed data worker."""
 _MESSAGE_CHARACTERS = 1024
 """Maximum length of the message of a failure."""
 
 
 class Evidence:
-    """Counts of the container that explain a failure if they have grown since the start."""
+    """Counters of the container, such as out-of-memory kills, whose growth explains a failure."""
 
     def __init__(self, xids: Callable[[], XidCounts]) -> None:
-        """Read the counts before an attempt starts.
+        """Read the counters before an attempt starts.
 
         Args:
-            xids: Returns the XID errors of the GPUs until now.
+            xids: Function that returns the XID errors of the GPUs until now.
         """
         self._xids = xids
         self._memory_kills, self._xids_before = out_of_memory_kills(), xids()
 
     def explain(self, failure: Failure) -> Failure:
-        """Return the failure with what the counts show of its cause."""
+        """Return the failure with the explanation that the grown counters give."""
         killed = failure.signal == "SIGKILL" or _KILLED_CHILD in failure.message
         if killed and out_of_memory_kills() > self._memory_kills:
             failure = _with_reason(failure, _memory_limit())
@@ -80,12 +82,12 @@ class AttemptProcess:
     def __init__(
         self, tree: ProcessTree, launch: Launch, evidence: Evidence, stop_grace_seconds: float
     ) -> None:
-        """Supervise a tree.
+        """Supervise the process tree of an attempt.
 
         Args:
-            tree: Its processes.
-            launch: How it was started.
-            evidence: Counts of the container before the start.
+            tree: The processes of the attempt.
+            launch: The command line and directories of the attempt.
+            evidence: Counters of the container before the start.
             stop_grace_seconds: Seconds between SIGTERM and SIGKILL when the run stops.
         """
         self._tree, self._launch, self._evidence = tree, launch, evidence
@@ -96,10 +98,11 @@ class AttemptProcess:
         return self._tree.poll()
 
     def interrupt(self, newest: Callable[[], Interruption | None], ticker: Ticker) -> None:
-        """Send SIGTERM and wait for the end, at most for the grace period.
+        """Send SIGTERM and wait until the processes end, at most for the grace period.
 
         Args:
-            newest: Returns the present reason. A newer order may shorten the grace period.
+            newest: Function that returns the newest reason. A newer order may shorten the grace
+                period.
             ticker: Clock of the agent's loop.
         """
         self._tree.signal(signal.SIGTERM)
@@ -117,12 +120,12 @@ class AttemptProcess:
         return self._stop_grace_seconds if saves else RESTART_GRACE_SECONDS
 
     def kill(self) -> None:
-        """Kill all remaining processes: they would use the next attempt's files and ports."""
+        """Kill all remaining processes, which would use files and ports of the next attempt."""
         if not self._tree.kill():
             _log.error("some ranks of attempt %d do not end after SIGKILL", self._launch.attempt)
 
     def failure(self, now: float) -> Failure | None:
-        """Return why the attempt failed, or None if it succeeded. Call it after the end."""
+        """Return the failure of the ended attempt, or None if it succeeded."""
         if self._tree.returncode == 0:
             return None
         launch = self._launch
@@ -131,7 +134,7 @@ class AttemptProcess:
 
 
 class AttemptStarter:
-    """Starter of attempts: as forks of the standby, which it owns, or else as new processes."""
+    """Starter of attempts: it forks them from its standby, or else starts new processes."""
 
     def __init__(
         self,
@@ -146,8 +149,8 @@ class AttemptStarter:
         Args:
             config: Configuration of the agent.
             ticker: Clock of the agent's loop.
-            standby: Standby that has been started early. This object uses it or closes it.
-            xids: Returns the XID errors of the GPUs until now.
+            standby: Standby that was started early. The starter uses or closes it.
+            xids: Function that returns the XID errors of the GPUs until now.
         """
         self._config, self._ticker, self._standby, self._xids = config, ticker, standby, xids
         self._may_fork = config.standby
@@ -156,9 +159,10 @@ class AttemptStarter:
         self._has_replaced = False
 
     def ensure_standby(self) -> None:
-        """Start a standby if attempts can be forked and none runs. Do not wait for its imports.
+        """Start a standby if attempts can be forked and no standby runs.
 
-        A standby that has ended, for example for lack of memory, is replaced.
+        Replace a standby that has ended, for example for lack of memory. Do not wait for its
+        imports.
         """
         wanted = self._may_fork and can_be_forked(self._config)
         if self._standby is not None and not (wanted and self._standby.is_alive()):
@@ -167,7 +171,7 @@ class AttemptStarter:
             self._standby = Standby(standby_environment(os.environ))
 
     def is_warm(self) -> bool:
-        """Return whether an attempt could start at once: with a ready standby, or without one."""
+        """Return whether an attempt could start at once: the standby is ready, or none is used."""
         if self._standby is None:
             return True
         return self._standby.is_alive() and self._standby.imports_seconds is not None
@@ -175,8 +179,8 @@ class AttemptStarter:
     def wait_ready(self) -> bool:
         """Wait for the imports of a standby, for about one tick. Return whether they have ended.
 
-        Without a standby, or if they take too long, there is nothing to wait for. A standby that
-        has ended is replaced here, because the agent obeys orders between these calls.
+        Return True without a standby, or if the imports take too long. Each call lasts only one
+        tick, so that the agent can obey orders between calls. Replace a standby that has ended.
         """
         if self._standby is None:
             return True
@@ -192,7 +196,7 @@ class AttemptStarter:
         return ready or clock.monotonic() > self._waits_since + READY_SECONDS
 
     def _replace_lost(self) -> bool:
-        """Replace a standby that has ended, once. Return whether there is nothing to wait for."""
+        """Replace a standby that has ended, but only once. Return whether no wait is necessary."""
         self._close_standby()
         if self._has_replaced:
             _log.warning("two standbys have ended, so the attempt starts cold")
@@ -203,7 +207,7 @@ class AttemptStarter:
         return self._standby is None
 
     def start(self, launch: Launch) -> AttemptProcess:
-        """Start the processes of an attempt, and the copying of its logs."""
+        """Start the processes of an attempt, and the thread that copies its logs."""
         evidence = Evidence(self._xids)
         tree = self._start_warm(launch) or ColdTree(launch.command, launch.environment)
         self._waits_since, self._has_replaced = None, False
@@ -211,18 +215,18 @@ class AttemptStarter:
         return AttemptProcess(tree, launch, evidence, self._config.stop_grace_seconds)
 
     def finish_logs(self) -> None:
-        """Let the copying of the attempt's logs come to its end, without waiting for it."""
+        """Tell the thread that copies the attempt's logs to finish. Do not wait for it."""
         if self._mirror is not None:
             self._mirror.end()
 
     def close(self) -> None:
-        """Kill the standby and wait for the last logs."""
+        """Kill the standby, and wait for the last copies of the logs."""
         self._close_standby()
         if self._mirror is not None:
             self._mirror.wait()
 
     def _start_warm(self, launch: Launch) -> WarmTree | None:
-        """Fork the attempt from the standby. Return None without one that is ready."""
+        """Fork the attempt from the standby. Return None if no standby is ready."""
         if self._standby is None:
             return None
         if self._standby.imports_seconds is not None:

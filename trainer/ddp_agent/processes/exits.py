@@ -1,8 +1,8 @@
 """End ranks that do not exit after their work is done, so that finished work counts.
 
-The ranks of a task report that they are done: then the last checkpoint is committed. A `command`
-reports nothing. Its work counts as done once a rank of any node has exited with code 0 and the
-others of this node do not use the CPU any more.
+The ranks of a task report the end of their work, after the last checkpoint is committed. A
+`command` reports nothing. Its work counts as done once a rank of any node has exited with code 0
+and the remaining ranks of this node use no CPU.
 
 Process: agent (loop).
 """
@@ -30,11 +30,12 @@ from ddp_wire.stacks import read_stacks, request_stacks
 _log = logging.getLogger("ddp_agent")
 
 LOOK_SECONDS = 1.0
-"""Seconds between two looks at the ranks."""
+"""Seconds between two checks of the ranks."""
 STACK_SECONDS = 1.0
-"""Time in which a rank writes its stacks."""
+"""Seconds in which a rank must write its stacks."""
 LAUNCHER_SECONDS = 30.0
-"""Longest wait for the launcher and the other nodes after the limit of the ranks."""
+"""Maximum seconds to wait for the launcher and the other nodes after the ranks' limit has
+passed."""
 _IDLE_SHARE = 0.01
 """Share of one CPU below which a rank of a `command` counts as idle."""
 
@@ -43,11 +44,11 @@ _WAITS_FOR_RANKS = re.compile(
     r"|autograd/graph|cuda/)",
     re.MULTILINE,
 )
-"""Stack of a main thread that waits in a collective."""
+"""Pattern for the stack of a main thread that waits in a collective."""
 
 
 class ExitWatch:
-    """Watch over the exits of one attempt. Only the agent's loop calls it, and no call waits."""
+    """Watcher of the exits of one attempt's ranks. Only the agent's loop calls it."""
 
     def __init__(
         self,
@@ -59,15 +60,15 @@ class ExitWatch:
         *,
         reports_end: bool,
     ) -> None:
-        """Start before any rank is done.
+        """Create the watcher before any rank is done.
 
         Args:
-            limits: Limits of the job.
+            limits: Hang limits of the job.
             directory: Directory of the heartbeats.
             attempt: Number of the attempt.
             ranks: Number of local ranks.
             clock: Source of time.
-            reports_end: Whether the ranks report that they are done, as those of a task do.
+            reports_end: Whether the ranks report the end of their work, as the ranks of a task do.
         """
         self._reports_end = reports_end
         self._limits, self._directory, self._attempt = limits, directory, attempt
@@ -82,16 +83,16 @@ class ExitWatch:
 
     @property
     def result(self) -> int | None:
-        """Exit code that all local ranks have reported for their end, or None before."""
+        """Exit code that all local ranks have announced for their end, or None before."""
         return common_result(self._directory, self._attempt, self._ranks)
 
     def problems(self) -> list[ExitProblem] | None:
-        """Return the ranks that did not exit as they should, or None if all did."""
+        """Return the problems of ranks that did not exit normally, or None if all did."""
         failed = [as_problem(one) for one in read_exit_failures(self._directory)]
         return [*self._problems, *failed][:EXIT_PROBLEMS] or None
 
     def look(self) -> bool:
-        """Kill ranks that exceed the limit. Return whether the launcher exceeds its limit, too."""
+        """Kill ranks that exceed the limit. Return whether the launcher exceeds its limit too."""
         now = self._clock.monotonic()
         if not self._limits.detect or now < self._looked + LOOK_SECONDS:
             return False
@@ -109,7 +110,7 @@ class ExitWatch:
         return is_done and passed > self._limits.exit_seconds + LAUNCHER_SECONDS
 
     def _is_leaving(self, processes: RankProcesses, now: float, *, is_done: bool) -> bool:
-        """Return whether the limit counts, and set the time from which it does."""
+        """Return whether the exit limit applies, and record the time from which it applies."""
         if is_done:
             self._since = now if self._since is None else self._since
             return True
@@ -122,7 +123,7 @@ class ExitWatch:
         return True
 
     def _end(self, processes: RankProcesses, now: float, passed: float) -> None:
-        """Ask the ranks for their stacks, and kill them a moment later."""
+        """Request the stacks of the ranks, and kill the ranks a moment later."""
         if self._asked is None:
             self._asked = now
             for local_rank, pid in processes.running.items():
@@ -152,7 +153,7 @@ class ExitWatch:
 
 
 def as_problem(failure: Failure) -> ExitProblem:
-    """Return the problem of a rank, or of its launcher, that failed after its work was done."""
+    """Return the problem of a rank or launcher that failed after its work was done."""
     how = f"was killed by {failure.signal}" if failure.signal else "failed"
     text = f": {failure.message}" if failure.message else ""
     code = f" with exit code {failure.exit_code}" if failure.exit_code and not text else ""
@@ -171,7 +172,7 @@ def _without_launcher(stacks: str) -> str:
 
 
 def _innermost(stacks: str) -> str:
-    """Return where the thread is that received the request, the main thread, or ""."""
+    """Return the innermost frame of the main thread, which received the request, or ""."""
     lines = [line.strip() for line in stacks.splitlines()]
     starts = [index for index, line in enumerate(lines) if line.startswith("Current thread")]
     found = lines[starts[0] + 1] if starts and starts[0] + 1 < len(lines) else ""

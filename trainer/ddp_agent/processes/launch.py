@@ -22,18 +22,20 @@ from ddp_wire.machine import cpu_count, threads_per_rank
 from ddp_wire.signatures import rendezvous_id, rendezvous_key
 
 SHUTDOWN_ENV = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
-"""Variable of torch from 2.13: seconds that torchrun waits for its ranks after SIGTERM."""
+"""Environment variable of torch from 2.13 on: seconds that torchrun waits for its ranks after
+SIGTERM."""
 RENDEZVOUS_KEY_ENV = "DDP_RENDEZVOUS_KEY"
-"""Variable of torchrun's wrapper: the key that signs the state of the rendezvous. Ranks lack it."""
+"""Environment variable with the key that signs the rendezvous state. Only the launcher has it, not
+the ranks."""
 TORCHRUN_PREFIX = "PET_"
-"""Prefix of variables with which torchrun replaces the defaults of its arguments."""
+"""Prefix of environment variables that override the defaults of torchrun's arguments."""
 JOIN_SECONDS = 600
-"""Maximum wait of torchrun for all nodes, in seconds. Pods may start minutes apart."""
+"""Maximum seconds for which torchrun waits for all nodes, because pods may start minutes apart."""
 
 
 @dataclass(frozen=True)
 class Launch:
-    """Everything needed to start one attempt on this node."""
+    """All data that is needed to start one attempt on this node."""
 
     attempt: int
     arguments: list[str]
@@ -47,12 +49,12 @@ class Launch:
 
     @property
     def line(self) -> list[str]:
-        """Equivalent torchrun command line, for people."""
+        """The torchrun command line of the attempt, for people to read."""
         return ["torchrun", *self.arguments]
 
     @property
     def command(self) -> list[str]:
-        """Command of a cold start: torchrun in a wrapper that writes the failure file."""
+        """Command of a cold start: torchrun in a wrapper that writes the file about a failure."""
         return [sys.executable, *FLAGS, "-m", "ddp_agent.launcher.torchrun", *self.arguments]
 
 
@@ -64,7 +66,7 @@ def prepare(
 ) -> Launch:
     """Create the directories of an attempt and build its torchrun command line.
 
-    Each attempt has new directories, so that files of the previous one cannot be mistaken for its.
+    Each attempt has new directories, so that it never reads files of the previous attempt.
     """
     attempt = members.attempt
     home = scratch / f"attempt-{attempt}"
@@ -88,7 +90,7 @@ def prepare(
 
 
 def without_torchrun_defaults(given: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment without the variables that replace arguments of torchrun's line.
+    """Return an environment without the variables that override torchrun's arguments.
 
     For example, with `PET_STANDALONE=1` each node would train alone.
     """
@@ -128,12 +130,12 @@ def _arguments(config: AgentConfig, members: Members, log_dir: Path) -> list[str
 
 
 def can_be_forked(config: AgentConfig) -> bool:
-    """Return whether the ranks run a Python script or module, which a fork can run."""
+    """Return whether the ranks run a Python script or module, which a forked process can run."""
     return _entrypoint(config.rank_command())[0] != "--no-python"
 
 
 def command_problem(config: AgentConfig, environment: Mapping[str, str] | None = None) -> str:
-    """Return why the job's command cannot start on this node, or ""."""
+    """Return the reason why the job's command cannot start on this node, or ""."""
     if config.command is None:
         return ""
     given = os.environ if environment is None else environment
@@ -157,14 +159,14 @@ def command_problem(config: AgentConfig, environment: Mapping[str, str] | None =
 
 
 def _lacks_program(entry: list[str]) -> bool:
-    """Return whether Python gets nothing to run. On an empty argument torchrun itself fails."""
+    """Return whether a Python command names no program, on which torchrun itself would fail."""
     arguments = entry[2:] if entry[:2] == ["--no-python", sys.executable] else entry
     given = [one for one in arguments if not one.startswith("-")]
     return given[0] == "" if given else "-m" in arguments
 
 
 def _has_module(name: str, environment: Mapping[str, str]) -> bool:
-    """Return whether the ranks find a module or package. No code of the user is imported for it."""
+    """Return whether the ranks can import a module or package, without importing user code."""
     if not name:
         return True  # The interpreter states what is wrong with a relative name.
     importlib.invalidate_caches()
@@ -175,7 +177,7 @@ def _has_module(name: str, environment: Mapping[str, str]) -> bool:
 
 
 def _entrypoint(command: list[str]) -> list[str]:
-    """Return the command as torchrun expects it: script, -m module, or --no-python program."""
+    """Return the command in the form that torchrun expects: script, -m module or --no-python."""
     if command[0] in {"python", "python3"} and len(command) > 1:
         script_or_flag = command[1]
         if script_or_flag == "-m" or not script_or_flag.startswith("-"):

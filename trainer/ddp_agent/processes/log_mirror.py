@@ -1,7 +1,7 @@
 """Copy the ranks' logs to the shared volume, where the logs of a lost pod survive.
 
 The ranks write to the container's own disk, because a full or hanging volume must not stop them.
-Both sides are bounded: a run may print for months.
+The logs and their copies have a maximum size, because a run may print for months.
 
 Process: agent (a thread per attempt).
 """
@@ -21,20 +21,20 @@ from ddp_wire.files import open_file, open_folder, remove
 _log = logging.getLogger("ddp_agent")
 
 EVERY_SECONDS = 1.0
-"""Interval between two copies, in seconds."""
+"""Seconds between two copies."""
 LARGEST_COPY = 64 << 20
-"""Size of a copy, in bytes, from which it becomes the older half and a new one begins."""
+"""Size of a copy in bytes at which it becomes the older half and a new copy begins."""
 LARGEST_LOG = 256 << 20
-"""Bytes at the end of a log on the container's disk that always stay."""
+"""Number of bytes at the end of a log that always stay on the container's disk."""
 COPIED_TAIL = 16 << 20
-"""The same for a log whose copy is up to date."""
+"""Number of bytes at the end of a log that stay on the disk if its copy is up to date."""
 KEPT_ATTEMPTS = 10
-"""Number of attempts whose logs stay on the volume."""
+"""Number of attempts whose logs stay on the shared volume."""
 _CLOSE_SECONDS = 2.0
-"""Maximum time that the end of the container waits for the last lines, in seconds."""
+"""Maximum seconds for which the container waits at its end for the last copy."""
 _CHUNK = 1 << 20
 _PUNCH_HOLE = 0x03
-"""FALLOC_FL_PUNCH_HOLE and FALLOC_FL_KEEP_SIZE of fallocate(2)."""
+"""Flags FALLOC_FL_PUNCH_HOLE and FALLOC_FL_KEEP_SIZE of fallocate(2)."""
 
 
 @dataclass
@@ -42,11 +42,11 @@ class _Copied:
     """State of the copy of one log. All numbers are positions in the log, in bytes."""
 
     end: int = 0
-    """Everything before it is copied or lost."""
+    """Position up to which all bytes are copied or lost."""
     begin: int = 0
-    """First byte in the present copy."""
+    """Position of the first byte in the current copy."""
     freed: int = 0
-    """Everything before it is no longer on the container's disk."""
+    """Position up to which all bytes were removed from the container's disk."""
 
 
 class LogMirror:
@@ -58,7 +58,7 @@ class LogMirror:
         Args:
             source: Directory of the ranks' logs.
             target: Directory for the copies, `logs/attempt-N/node-K` in the run's directory.
-                Without it, only the logs themselves are bounded.
+                Without it, the thread only limits the size of the logs.
         """
         self._source, self._target = source, target
         self._directory = target.parents[2] if target else Path()
@@ -69,7 +69,7 @@ class LogMirror:
         self._thread.start()
 
     def end(self) -> None:
-        """Stop after one last copy. Do not wait for it."""
+        """Tell the thread to stop after one last copy. Do not wait for it."""
         self._ended.set()
 
     def wait(self) -> None:
@@ -85,7 +85,7 @@ class LogMirror:
         self._copy_all()
 
     def _copy_all(self) -> None:
-        """Copy the new lines of all log files, and free what is old."""
+        """Copy the new lines of all log files, and free the old parts of the logs."""
         for file in sorted(self._source.rglob("*.log")):
             state = self._copied.setdefault(file, _Copied())
             try:
@@ -114,7 +114,7 @@ class LogMirror:
             state.end += len(chunk)
 
     def _open(self, copy: Path, state: _Copied) -> IO[bytes]:
-        """Open a copy to go on with it. Begin a new one if it is missing."""
+        """Open a copy to append to it. Create the copy if it is missing."""
         if state.end > state.begin:
             with contextlib.suppress(FileNotFoundError):
                 return os.fdopen(open_file(copy, self._directory, os.O_RDWR), "r+b")
@@ -124,9 +124,10 @@ class LogMirror:
 
 
 def _free(file: Path, state: _Copied) -> None:
-    """Free the start of a long log on the container's disk. The rest keeps its position.
+    """Free the disk space of the start of a long log. All positions stay the same.
 
-    The rank writes on at its position, and torchrun reads there, so the file cannot be replaced.
+    The rank continues to write at its position, and torchrun reads at its own, so the file cannot
+    be replaced.
     """
     if sys.platform != "linux":
         return
@@ -164,6 +165,6 @@ def _remove_old_logs(target: Path, directory: Path) -> None:
 
 
 def _attempt(name: str) -> int | None:
-    """Return the number in the name of an attempt's directory, or None if it has another name."""
+    """Return the attempt number in a directory name, or None for any other name."""
     number = name.removeprefix("attempt-")
     return int(number) if number.isdigit() else None

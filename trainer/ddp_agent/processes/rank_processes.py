@@ -1,7 +1,7 @@
-"""Files in which the launcher tells the agent which ranks of this node run.
+"""Files through which the launcher reports to the agent which ranks of this node run.
 
 Only the launcher knows which of its ranks have exited, and only it can ask the rendezvous store
-about the other nodes. The agent imports no torch, so the two share these files.
+about the other nodes. The agent does not import torch, so the two processes share these files.
 
 Process: launcher and agent (loop).
 """
@@ -20,24 +20,24 @@ _FAILURES = TypeAdapter(list[Failure])
 
 
 class RankProcesses(BaseModel):
-    """Processes of the ranks of this node."""
+    """State of the rank processes of this node, as the launcher reports it."""
 
     first_rank: int
     """Global rank of local rank 0."""
     running: dict[int, int] = Field(default_factory=dict)
     """Process ids of the ranks that have not exited, by local rank."""
     master_port: int = 0
-    """Port of the store of the ranks' process group. 0 if it is unknown."""
+    """Port of the store of the ranks' process group, or 0 if unknown."""
     any_left: bool = False
     """Whether a rank of any node has exited with code 0."""
 
     def write(self, directory: Path) -> None:
-        """Replace the file in the directory of the heartbeats."""
+        """Write the state to the file in the directory of the heartbeats."""
         _replace(directory / _FILE, self.model_dump_json().encode())
 
 
 def read_processes(directory: Path) -> RankProcesses | None:
-    """Return the newest state, or None before the launcher has started the ranks."""
+    """Return the newest reported state, or None before the launcher has started the ranks."""
     try:
         return RankProcesses.model_validate_json((directory / _FILE).read_bytes())
     except (OSError, ValidationError):
@@ -45,7 +45,7 @@ def read_processes(directory: Path) -> RankProcesses | None:
 
 
 def mark_killed(directory: Path, local_rank: int) -> None:
-    """Tell the launcher that this rank has done its work, and that the agent kills it."""
+    """Record for the launcher that the agent kills this rank after its work was done."""
     _killed_mark(directory, local_rank).touch()
 
 
@@ -55,12 +55,12 @@ def is_marked_killed(directory: Path, local_rank: int) -> bool:
 
 
 def write_exit_failures(directory: Path, failures: list[Failure]) -> None:
-    """Store how ranks failed after their work was done."""
+    """Write the failures of ranks that failed after their work was done."""
     _replace(directory / _PROBLEMS_FILE, _FAILURES.dump_json(failures))
 
 
 def read_exit_failures(directory: Path) -> list[Failure]:
-    """Return how ranks failed after their work was done."""
+    """Return the failures of ranks that failed after their work was done."""
     try:
         return _FAILURES.validate_json((directory / _PROBLEMS_FILE).read_bytes())
     except (OSError, ValidationError):

@@ -1,7 +1,7 @@
 """Check by their connections whether ranks have joined torch's process group.
 
-A `command` reports nothing. To join, each rank connects to the store at MASTER_PORT, and keeps that
-connection for as long as it trains.
+The ranks of a `command` report nothing. To join, each rank connects to the store at MASTER_PORT,
+and keeps this connection while it trains.
 
 Process: agent (loop).
 """
@@ -17,7 +17,7 @@ _ESTABLISHED = "01"
 
 
 def all_connected(pids: Iterable[int], port: int) -> bool:
-    """Return whether each of these processes, or a descendant, has a connection at a port."""
+    """Return whether each process, or a descendant of it, has a connection at a port."""
     return all(_is_connected(pid, port) for pid in pids)
 
 
@@ -29,7 +29,7 @@ def _is_connected(root: int, port: int) -> bool:
 
 
 def _inodes(pid: int, port: int) -> Iterable[str]:
-    """Yield the inodes of all established connections in the network of a process at a port."""
+    """Yield the inodes of all established TCP connections at a port, in a process's network."""
     suffix = f":{port:04X}"
     for name in ("tcp", "tcp6"):
         with contextlib.suppress(OSError):
@@ -41,7 +41,7 @@ def _inodes(pid: int, port: int) -> Iterable[str]:
 
 
 def _links(pid: int) -> Iterable[str]:
-    """Yield what the open files of a process are."""
+    """Yield the link targets of a process's open files."""
     with contextlib.suppress(OSError):
         for entry in os.scandir(f"/proc/{pid}/fd"):
             with contextlib.suppress(OSError):

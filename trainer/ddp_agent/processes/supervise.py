@@ -1,4 +1,4 @@
-"""Supervise the process tree of an attempt: poll, signal, kill and reap it.
+"""Supervise the process tree of an attempt: poll, signal, kill and reap its processes.
 
 Process: agent (loop).
 """
@@ -20,20 +20,21 @@ class ProcessTree(ABC):
     """The launcher of an attempt and all its descendants.
 
     torchrun starts each rank in a new session, and a killed torchrun leaves its ranks behind. So
-    this class finds the tree by parentage, which requires that this process adopts orphans.
+    this class finds the processes by their parents, which requires that orphans become children of
+    this process.
     """
 
     pid: int
     """Process id of the launcher."""
     returncode: int | None = None
-    """Exit code of the launcher, negative for a signal. None until `poll` has seen its end."""
+    """Exit code of the launcher, negative for a signal. None until `poll` has noticed its end."""
 
     @abstractmethod
     def poll(self) -> int | None:
         """Return the launcher's exit code, negative for a signal, or None while it runs."""
 
     def signal(self, number: signal.Signals) -> None:
-        """Signal the launcher. torchrun forwards SIGTERM and SIGINT to its ranks."""
+        """Send a signal to the launcher. torchrun forwards SIGTERM and SIGINT to its ranks."""
         if self.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
@@ -49,7 +50,7 @@ class ProcessTree(ABC):
         """Send SIGKILL to all processes of the tree, orphans included, and wait for their end.
 
         Returns:
-            Whether all have ended. A process in uninterruptible sleep can outlast the wait.
+            Whether all processes have ended. A process in uninterruptible sleep may still exist.
         """
         deadline = time.monotonic() + seconds
         while True:
@@ -70,18 +71,18 @@ class ProcessTree(ABC):
 
     @abstractmethod
     def _reap(self) -> None:
-        """Reap all processes of the tree that have ended, and store the exit code."""
+        """Reap all ended processes of the tree, and store the launcher's exit code."""
 
 
 class ColdTree(ProcessTree):
-    """An attempt whose launcher is a new process."""
+    """Process tree of an attempt whose launcher is a new process."""
 
     def __init__(self, command: list[str], environment: dict[str, str]) -> None:
         self._child = subprocess.Popen(command, env=environment, start_new_session=True)
         self.pid = self._child.pid
 
     def poll(self) -> int | None:
-        """Reap all children that have ended. Return the launcher's exit code once it has."""
+        """Reap all ended children. Return the launcher's exit code, or None while it runs."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -102,7 +103,7 @@ class ColdTree(ProcessTree):
 
 
 class WarmTree(ProcessTree):
-    """An attempt whose launcher is a fork of the standby. The standby is not part of the tree."""
+    """Process tree of an attempt whose launcher is a fork of the standby, without the standby."""
 
     def __init__(self, standby: Standby, arguments: list[str], environment: dict[str, str]) -> None:
         self._standby = standby
@@ -126,7 +127,7 @@ class WarmTree(ProcessTree):
         self.poll()
 
     def _reap_orphans(self) -> None:
-        """Reap adopted orphans that have ended, but not the standby, which `Standby` owns."""
+        """Reap ended orphans, but not the standby, which the class `Standby` reaps."""
         while True:
             try:
                 found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)

@@ -1,8 +1,8 @@
 """Handle of the warm standby: a process that has imported torch and forks attempts.
 
-A cold torchrun imports torch once for itself and once for each rank before it does anything. A fork
-of the standby imports nothing (docs/develop/decisions/0006-standby.md). This module imports as
-little as possible, because the standby starts only after these imports.
+A cold torchrun imports torch once for itself and once for each rank at its start. A fork of the
+standby imports nothing (docs/develop/decisions/0006-standby.md). This module imports as little as
+possible, because the standby starts only after these imports.
 
 Process: agent (loop).
 """
@@ -22,16 +22,18 @@ from ddp_wire.processes import descendants, is_readable
 from ddp_wire.variables import Env
 
 READY_SECONDS = 120.0
-"""Maximum wait of an attempt for the standby's imports, in seconds. A cold start takes as long."""
+"""Maximum seconds for which an attempt waits for the standby's imports. A cold start takes as
+long."""
 FLAGS = ("-u", "-P")
-"""Flags of the agent's own interpreters: no module of the user's folders may replace theirs."""
+"""Flags of the agent's own interpreters, so that no module in a user's folder replaces theirs."""
 NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
-"""Variable of torch: with 1, `torch.cuda.is_available()` asks NVML and does not open the driver."""
+"""Environment variable of torch: with 1, `torch.cuda.is_available()` uses NVML and does not open
+the driver."""
 _POLL_SECONDS = 0.02
 
 
 def standby_environment(given: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of the standby, with all settings that torch reads at import."""
+    """Return the environment of the standby, with all variables that torch reads at import."""
     ranks = given.get(Env.PROCS_PER_NODE, "")
     threads = threads_per_rank(cpu_count(), int(ranks) if ranks.isdigit() else 1)
     return {
@@ -46,18 +48,18 @@ def standby_environment(given: Mapping[str, str]) -> dict[str, str]:
 
 
 class StandbyLostError(RuntimeError):
-    """The standby process has ended."""
+    """Error: the standby process has ended."""
 
 
 class StandbyUnusableError(RuntimeError):
-    """Forks of the standby cannot use the pod's GPUs. The text says why."""
+    """Error: forks of the standby cannot use the pod's GPUs. The text is the reason."""
 
 
 class Standby:
-    """One standby process. It serves all attempts of its agent."""
+    """One standby process, which serves all attempts of its agent."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
-        """Start the process. It can fork attempts once `wait_ready` returns True."""
+        """Start the standby process. It can fork attempts once `wait_ready` has returned True."""
         orders_in, orders_out = os.pipe()
         messages_in, messages_out = os.pipe()
         self._process = subprocess.Popen(
@@ -88,7 +90,7 @@ class Standby:
         return self._process.pid
 
     def wait_ready(self, seconds: float = READY_SECONDS) -> bool:
-        """Wait for the end of the imports. Return False if they take longer than this.
+        """Wait for the end of the imports. Return False if they exceed the given seconds.
 
         Raises:
             StandbyLostError: The standby has ended.
@@ -99,7 +101,7 @@ class Standby:
         return self.imports_seconds is not None
 
     def fork(self, arguments: list[str], environment: Mapping[str, str]) -> int:
-        """Fork a launcher with these torchrun arguments. Return its process id.
+        """Fork a launcher with the given torchrun arguments. Return its process id.
 
         Raises:
             StandbyLostError: The standby has ended.
@@ -145,7 +147,7 @@ class Standby:
                 os.close(descriptor)
 
     def _receive(self, seconds: float) -> list[dict[str, Any]]:
-        """Return the messages that arrive within this time. Store readiness and exit codes."""
+        """Return the messages that arrive within a time. Store readiness and exit codes."""
         if not is_readable(self._messages, seconds):
             return []
         chunk = os.read(self._messages, 65536)
@@ -162,6 +164,6 @@ class Standby:
 
 
 def start_standby_early(environment: Mapping[str, str]) -> Standby | None:
-    """Start a standby if the environment asks for one. It imports while the agent imports."""
+    """Start a standby if the environment enables it, so that it imports while the agent imports."""
     wanted = environment.get(Env.STANDBY) == "true"
     return Standby(standby_environment(environment)) if wanted else None

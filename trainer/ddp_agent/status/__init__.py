@@ -1,4 +1,4 @@
-"""Agent status and its sources: heartbeats, hangs and GPUs. Also the metrics derived from it.
+"""The agent status, its sources (heartbeats, hangs and GPUs), and the agent's metrics.
 
 Process: agent.
 """

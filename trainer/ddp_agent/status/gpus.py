@@ -1,4 +1,4 @@
-"""State of the pod's GPUs, read from NVML, the library that nvidia-smi uses too.
+"""Read the state of the pod's GPUs from NVML, the library behind nvidia-smi.
 
 NVML opens no CUDA context, so it disturbs neither the ranks nor the standby.
 
@@ -21,11 +21,11 @@ class Gpu:
 
     index: int
     utilization: float | None
-    """Part of the last sample period, from 0 to 1, in which a kernel ran."""
+    """Share of the last sample period in which a kernel ran, from 0 to 1."""
     memory_used: int | None
     """Used memory in bytes."""
     memory_size: int | None
-    """Memory in bytes."""
+    """Total memory in bytes."""
     temperature: float | None
     """Temperature in degrees Celsius."""
     power: float | None
@@ -33,23 +33,23 @@ class Gpu:
     ecc_errors: int | None
     """Uncorrected memory errors since the driver was loaded."""
     xid_errors: Mapping[str, int] = field(default_factory=dict)
-    """XID errors since the start of the agent, by XID."""
+    """Number of XID errors since the start of the agent, by XID."""
 
 
 class GpuReader:
-    """Reader of all GPUs that this container sees. Without a driver there are none."""
+    """Reader of all GPUs in this container. Without a driver it finds no GPUs."""
 
     def __init__(self, xids: Callable[[], XidCounts] = dict) -> None:
         """Prepare the reader, without touching the driver.
 
         Args:
-            xids: Returns the XID errors until now.
+            xids: Function that returns the XID errors until now.
         """
         self._xids = xids
         self._handles: list[Any] | None = None
 
     def read(self) -> list[Gpu]:
-        """Return the present state of all GPUs."""
+        """Return the current state of all GPUs."""
         if self._handles is None:
             self._handles = list(gpu_handles())
         counts = self._xids()
@@ -64,7 +64,7 @@ def _of_gpu(counts: XidCounts, index: int) -> dict[str, int]:
 
 
 def gpu_handles() -> Iterator[Any]:
-    """Yield NVML's handle of each GPU. Yield none without a driver."""
+    """Yield NVML's handle of each GPU; nothing without a driver."""
     with contextlib.suppress(pynvml.NVMLError):
         pynvml.nvmlInit()
         for index in range(pynvml.nvmlDeviceGetCount()):
@@ -93,7 +93,7 @@ def _state(index: int, handle: Any) -> Gpu:
 
 
 def _read(query: Callable[[], Any]) -> Any:
-    """Return a value, or None if this GPU or driver does not have it."""
+    """Return a value from NVML, or None if the GPU or the driver does not support it."""
     try:
         return query()
     except pynvml.NVMLError:

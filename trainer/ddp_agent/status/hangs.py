@@ -1,17 +1,17 @@
-"""Detect that the ranks of a node make no progress, and inspect them then.
+"""Detect that a node's ranks make no progress, and inspect these ranks.
 
-Each rank shares with the agent, through memory, what it does and since when. The detector looks
-once per second:
+Each rank shares its current activity and start time with the agent through memory. The detector
+checks them once per second:
 
-1. If all running ranks of the node exceed the short limit of what they do, they are suspects. While
-   one rank is within its limit, for example in a long save, nothing hangs. A rank that hangs keeps
-   all others waiting, so soon the ranks of every node are suspects.
+1. If all running ranks of the node exceed the short limit of their activity, they are suspects.
+While one rank is within its limit, for example in a long save, there is no hang. All ranks wait for
+a hung rank, so soon the ranks of every node are suspects.
 2. Ask the suspects for their stacks and collectives. Wait at most 2 s for the answers.
-3. Put one finding per rank into the status: what it does, for how long, and whether it exceeds the
-   longer limit that ends an attempt. Storage may fail over, and a hook may take minutes.
-4. The operator compares the statuses of all nodes, and names the rank that the others wait for. It
-   orders the next attempt once that rank exceeds the longer limit. If it orders nothing, the agent
-   ends the attempt in the end (`is_overdue`).
+3. Put one finding per rank into the status: its activity, the duration, and whether it exceeds the
+    longer limit that ends an attempt. That limit allows for storage failover and for slow hooks.
+4. The operator compares the statuses of all nodes, and finds the rank that all others wait for. It
+orders the next attempt once that rank exceeds the longer limit. If the operator sends no order, the
+agent itself ends the attempt after some time (`is_overdue`).
 
 Process: agent (loop).
 """
@@ -41,26 +41,27 @@ from ddp_wire.processes import blocked_process
 _log = logging.getLogger("ddp_agent")
 
 LOOK_SECONDS = 1.0
-"""Seconds between two looks at the activity records."""
+"""Seconds between two checks of the activity records."""
 ANSWER_SECONDS = 2.0
-"""Longest wait for the ranks' answers, in seconds."""
+"""Maximum seconds to wait for the ranks' answers."""
 _FEWEST_UPDATES = 3
-"""Updates from which their duration is known."""
+"""Minimum number of updates for an estimate of the update time."""
 _PAUSED_SECONDS = 5.0
-"""Gap between two looks after which the agent itself was paused, and its ranks with it."""
+"""Seconds between two checks after which the detector assumes that the agent and its ranks were
+paused."""
 _MOST_STACKS = 2
-"""Most ranks of a node of which the status holds the stack. The operator keeps all statuses of a
-large job at once, and it names the lowest rank."""
+"""Maximum number of ranks per node whose stacks the status contains. The operator keeps all
+statuses of a large job in memory, and it names the lowest rank."""
 
 
 class HangDetector:
-    """Detector of one attempt. Only the agent's loop calls it, and no call waits."""
+    """Hang detector of one attempt. Only the agent's loop calls it. No call blocks."""
 
     def __init__(self, limits: HangLimits, directory: Path, attempt: int, clock: Clock) -> None:
-        """Start without a finding.
+        """Create a detector without findings.
 
         Args:
-            limits: Limits of the job.
+            limits: Hang limits of the job.
             directory: Directory of the heartbeats.
             attempt: Number of the attempt.
             clock: Source of time.
@@ -79,9 +80,9 @@ class HangDetector:
 
     @property
     def is_overdue(self) -> bool:
-        """Whether the agent must end the attempt itself, because the operator orders nothing.
+        """Whether the agent must end the attempt itself, because the operator sends no order.
 
-        An operator that knows all nodes may wait for a rank that is still within its limit.
+        The operator, which knows all nodes, may deliberately wait for a rank within its limit.
         """
         if self._found is None:
             return False
@@ -118,7 +119,7 @@ class HangDetector:
         return self._found
 
     def _take(self, found: list[HungRank], beats: Sequence[LocalHeartbeat], now: float) -> None:
-        """Keep what the ranks have answered."""
+        """Store the answers of the ranks."""
         if self._found is None:
             self._found_at = now
         self._found = found
@@ -132,7 +133,7 @@ class HangDetector:
     def _exceeding(
         self, records: Mapping[int, ActivityRecord], now: float, p99: float | None
     ) -> frozenset[int]:
-        """Return the local ranks beyond the limit that ends an attempt."""
+        """Return the local ranks that exceed the limit that ends an attempt."""
         return frozenset(
             rank
             for rank, record in records.items()
@@ -183,14 +184,14 @@ class HangDetector:
 
 
 def _slowest_p99(beats: Sequence[LocalHeartbeat]) -> float | None:
-    """Return the largest 99th percentile of the local ranks, or None while one is unknown."""
+    """Return the largest 99th percentile among the local ranks, or None while one is unknown."""
     durations = [p99_seconds(one) for one in beats]
     known = [seconds for seconds in durations if seconds is not None]
     return max(known) if known and len(known) == len(durations) else None
 
 
 def p99_seconds(heartbeat: LocalHeartbeat) -> float | None:
-    """Return an upper bound of the 99th percentile of the duration of a rank's updates.
+    """Return an upper bound of the 99th percentile of a rank's update time.
 
     Return None while the attempt has too few updates.
     """
@@ -208,7 +209,7 @@ def p99_seconds(heartbeat: LocalHeartbeat) -> float | None:
 
 
 def describe_hang(found: Sequence[HungRank], attempt: int, at: float) -> Failure:
-    """Return the failure of a hung attempt, as far as this node alone can tell.
+    """Return the failure of a hung attempt, from the findings of this node alone.
 
     A node whose ranks all wait in a collective waits for another node.
     """
@@ -225,7 +226,7 @@ def describe_hang(found: Sequence[HungRank], attempt: int, at: float) -> Failure
 
 
 def sentence(hung: HungRank) -> str:
-    """Return a finding about one rank as a sentence for the log."""
+    """Return a finding about one rank as a log message."""
     text = f"rank {hung.rank} has made no progress for {hung.seconds:.0f} s, in {hung.activity}"
     if hung.blocked:
         return f"{text}: {hung.blocked}"
@@ -239,7 +240,7 @@ def sentence(hung: HungRank) -> str:
 
 
 def _ask(directory: Path, records: Mapping[int, ActivityRecord]) -> None:
-    """Ask all local ranks what they do. A rank that does not listen is left out."""
+    """Request the activity of all local ranks. Skip ranks that do not listen."""
     for local_rank in records:
         _answer_path(directory, local_rank).unlink(missing_ok=True)
         with (
@@ -262,7 +263,7 @@ def _read_answer(path: Path) -> RankInspection | None:
 
 
 def _with_few_stacks(found: list[HungRank]) -> list[HungRank]:
-    """Return the findings with the stacks of a few ranks, at first of those that do not wait."""
+    """Return the findings with the stacks of only a few ranks, those that do not wait first."""
     order = sorted(found, key=lambda one: one.inspection is None or one.inspection.waits)
     kept = {one.rank for one in order[:_MOST_STACKS]}
     return [one if one.rank in kept else _without_stack(one) for one in found]

@@ -31,7 +31,7 @@ def read_heartbeats(directory: Path, attempt: int) -> list[LocalHeartbeat]:
 
 
 def _with_record(heartbeat: LocalHeartbeat, record: ActivityRecord | None) -> LocalHeartbeat:
-    """Return the heartbeat with what the rank does now, and with the step that it has done."""
+    """Return the heartbeat with the rank's current activity and completed step."""
     if record is None:
         return heartbeat
     idle = min(max(0.0, time.monotonic() - record.since), 1e9)
@@ -50,7 +50,7 @@ def all_joined(heartbeats: Sequence[Heartbeat], ranks: int) -> bool:
 
 
 def common_result(directory: Path, attempt: int, ranks: int) -> int | None:
-    """Return the exit code with which all local ranks exit after their work, or None before."""
+    """Return the exit code that all local ranks announce after their work, or None before."""
     found = read_heartbeats(directory, attempt)
     results = {one.result for one in found if one.phase is RankPhase.DONE}
     return results.pop() if all_done(found, ranks) and len(results) == 1 else None
@@ -62,23 +62,23 @@ def all_done(heartbeats: Sequence[Heartbeat], ranks: int) -> bool:
 
 
 def none_starts(heartbeats: Sequence[Heartbeat]) -> bool:
-    """Return whether every rank that writes heartbeats has joined the process group.
+    """Return whether all ranks that write heartbeats have joined the process group.
 
-    A command may write them on some ranks only, or on none.
+    A command may write heartbeats on some ranks only, or on none.
     """
     return all_joined(heartbeats, len(heartbeats))
 
 
 def all_spawned(log_dir: Path, ranks: int) -> bool:
-    """Return whether torchrun has started every local rank, which it does after the rendezvous.
+    """Return whether torchrun has started every local rank, after the rendezvous.
 
-    For a command that writes no heartbeats, this is the only sign of training.
+    For a command without heartbeats, this is the only sign of training.
     """
     return len(list(log_dir.glob("*/attempt_0/*/stderr.log"))) >= ranks
 
 
 def extend_timeline(known: Timeline, heartbeats: Sequence[Heartbeat], ranks: int) -> Timeline:
-    """Return the timeline with the milestones that all local ranks have reached.
+    """Return the timeline with all milestones that every local rank has reached.
 
     The time of a milestone is the time of the last rank.
     """

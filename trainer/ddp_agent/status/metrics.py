@@ -28,7 +28,7 @@ _NODE = ("ddpjob", "node_index")
 _RANK = ("ddpjob", "rank")
 _GPU = ("ddpjob", "node_index", "gpu")
 _MOST_METRICS = 32
-"""Maximum number of evaluation metrics, because their names come from the task."""
+"""Maximum number of evaluation metrics, because the task chooses their names."""
 _LONGEST_NAME = 64
 
 INFO = Family(
@@ -149,7 +149,7 @@ FAMILIES = (
     CHECKPOINT_STEP, CHECKPOINT_TIME, GPU_USE, GPU_MEMORY, GPU_MEMORY_SIZE, GPU_TEMPERATURE,
     GPU_POWER, GPU_ECC, GPU_XID,
 )  # fmt: skip
-"""All metrics of the agent."""
+"""Declarations of all metrics of the agent."""
 
 
 class AgentCollector(Collector):
@@ -165,13 +165,13 @@ class AgentCollector(Collector):
 
         Args:
             config: Configuration of the agent.
-            status: Returns the current agent status.
-            gpus: Returns the state of the pod's GPUs.
+            status: Function that returns the current agent status.
+            gpus: Function that returns the state of the pod's GPUs.
         """
         self._config, self._status, self._gpus = config, status, gpus
 
     def collect(self) -> Iterable[Metric]:
-        """Return the present metrics."""
+        """Return the current metrics."""
         samples, status, config = Samples(FAMILIES), self._status(), self._config
         job, node = config.job_name, config.node_index
         samples.add(INFO, 1, job, node, status.attempt, status.phase)
@@ -194,7 +194,7 @@ class AgentCollector(Collector):
 
 
 def _local(heartbeats: Sequence[Heartbeat], ranks: int) -> list[Heartbeat]:
-    """Return at most one heartbeat per local rank. A program may write any file."""
+    """Return at most one heartbeat per local rank, because a program may write any file."""
     by_rank = {one.local_rank: one for one in heartbeats if 0 <= one.local_rank < ranks}
     return list({one.rank: one for one in by_rank.values()}.values())
 
@@ -221,7 +221,7 @@ def _add_rank(samples: Samples, job: str, heartbeat: Heartbeat) -> None:
 
 
 def _add_durations(samples: Samples, measured: Sequence[RankTimes], job: str, node: int) -> None:
-    """Add the durations of the updates of all ranks of the node as one histogram."""
+    """Add a histogram of the update times of all ranks of the node."""
     complete = [one for one in measured if len(one.updates) == len(UPDATE_SECONDS_BUCKETS) + 1]
     if complete:
         counts = [sum(same) for same in zip(*(one.updates for one in complete), strict=True)]
@@ -246,7 +246,7 @@ def _add_progress(samples: Samples, job: str, progress: Progress) -> None:
 
 
 def _bounded(values: Mapping[str, float], most: int) -> Iterable[tuple[str, float]]:
-    """Return the first values by name, because the names come from the task."""
+    """Return the first values by name, up to a limit, because the task chooses the names."""
     named = {name[:_LONGEST_NAME]: value for name, value in sorted(values.items())}
     return islice(named.items(), most)
 

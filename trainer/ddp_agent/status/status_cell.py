@@ -1,4 +1,4 @@
-"""Cell with the agent status: the loop writes it, and other threads read it and wait for it.
+"""Thread-safe cell with the agent status: the loop writes it, and other threads read it.
 
 Process: agent (all threads).
 """
@@ -11,7 +11,7 @@ from ddp_wire.messages import AgentPhase, AgentStatus, CheckpointInfo, Failure, 
 
 
 class AgentStatusCell:
-    """Current agent status. One thread writes it, and any thread may read it or wait for it."""
+    """Current agent status. One thread writes it, and any thread may read or await it."""
 
     def __init__(self, first: AgentStatus) -> None:
         self._status = first
@@ -37,13 +37,13 @@ class AgentStatusCell:
         self._read_revision = max(self._read_revision, status.revision)
 
     def wait_for_change(self, revision: int, seconds: float) -> AgentStatus:
-        """Return the status once its revision differs, or after this many seconds in any case."""
+        """Return the status once its revision differs, or after the given seconds."""
         with self._changed:
             self._changed.wait_for(lambda: self._status.revision != revision, seconds)
             return self._status
 
     def update(self, **fields: Any) -> None:
-        """Change fields, given by their Python names, without waking those who wait."""
+        """Set fields by their Python names, without waking threads that wait for a change."""
         self._status = self._status.model_copy(update=fields)
 
     def start_attempt(
@@ -51,7 +51,7 @@ class AgentStatusCell:
     ) -> None:
         """Publish the status of a new attempt, without anything of the previous one.
 
-        Only the first member's agent counts the notices of others.
+        Only the first member's agent counts the notices of other agents.
         """
         self._publish(
             AgentStatus(
@@ -69,7 +69,7 @@ class AgentStatusCell:
         )
 
     def enter(self, phase: AgentPhase, now: float, failure: Failure | None = None) -> None:
-        """Publish a new phase of the attempt. Do nothing if it is the current one."""
+        """Publish a new phase of the attempt. Do nothing if the phase is unchanged."""
         if phase is not self._status.phase:
             update = {
                 "phase": phase,
@@ -81,7 +81,7 @@ class AgentStatusCell:
             self._publish(self._status.model_copy(update=update))
 
     def count_unread(self) -> None:
-        """Publish that another node's agent has sent a notice of an unread status."""
+        """Add one to the published number of notices of unread status from other nodes."""
         notices = (self._status.unread_notices or 0) + 1
         self._publish(self._status.model_copy(update={"unread_notices": notices}))
 
@@ -97,7 +97,8 @@ class AgentStatusCell:
     def set_checkpoint(self, checkpoint: CheckpointInfo | None) -> None:
         """Store the newest checkpoint. Publish the first one that this attempt has saved.
 
-        It decides whether the attempt counts as stalled, and another node may fail right after it.
+        The first checkpoint decides whether the attempt counts as stalled, and another node may
+        fail right after it.
         """
         known = self._status.checkpoint
         changed = self._status.model_copy(update={"checkpoint": checkpoint})
@@ -114,17 +115,17 @@ class AgentStatusCell:
         return checkpoint.at >= timeline.launched
 
     def set_waits_for(self, text: str | None) -> None:
-        """Publish what this node waits for. Do nothing if that is known."""
+        """Publish the obstacle that this node waits for. Do nothing if it is unchanged."""
         if text != self._status.waits_for:
             self._publish(self._status.model_copy(update={"waits_for": text}))
 
     def set_warm(self, warm: bool) -> None:
-        """Publish whether an attempt could start at once. Do nothing if that is known."""
+        """Publish whether an attempt could start at once. Do nothing if that is unchanged."""
         if warm != self._status.warm:
             self._publish(self._status.model_copy(update={"warm": warm}))
 
     def set_hang(self, hung: list[HungRank] | None) -> None:
-        """Publish whether ranks hang. Do nothing if that is known."""
+        """Publish whether ranks hang. Do nothing if that is unchanged."""
         if hung != self._status.hang:
             self._publish(self._status.model_copy(update={"hang": hung}))
 

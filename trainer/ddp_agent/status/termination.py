@@ -1,4 +1,4 @@
-"""Write the termination message: the last agent status, cut to what the kubelet keeps.
+"""Write the termination message: the last agent status, shortened to the kubelet's limit.
 
 Process: agent (main thread, at its end).
 """
@@ -13,7 +13,7 @@ _log = logging.getLogger("ddp_agent")
 
 
 def write_termination_message(path: Path, status: AgentStatus) -> None:
-    """Write the status to the file that the kubelet reads when the container ends."""
+    """Write the status to the termination message file, which the kubelet reads."""
     try:
         path.write_text(shrink_to_fit(status).to_json(), encoding="utf-8")
     except OSError as error:
@@ -21,10 +21,10 @@ def write_termination_message(path: Path, status: AgentStatus) -> None:
 
 
 def shrink_to_fit(status: AgentStatus) -> AgentStatus:
-    """Return the status without as many details as needed to fit a termination message.
+    """Return the status with so few details that it fits a termination message.
 
-    Remove first what the operator does not read there, then metrics, then the stacks of exit
-    problems, then the start of the traceback, then the end of the message.
+    Remove details in this order until it fits: fields that the operator does not read there,
+    metrics, the stacks of exit problems, the start of the traceback, the end of the message.
     """
     slim = status.model_copy(update={"command": [], "ranks": status.ranks[:1]})
     if _excess(slim) > 0:
@@ -49,5 +49,5 @@ def shrink_to_fit(status: AgentStatus) -> AgentStatus:
 
 
 def _excess(status: AgentStatus) -> int:
-    """Return by how many bytes the status exceeds the limit. At most 0 if it fits."""
+    """Return the number of bytes by which the status exceeds the limit; at most 0 if it fits."""
     return len(status.to_json().encode()) - TERMINATION_MESSAGE_BYTES

@@ -1,6 +1,7 @@
-"""XID errors of the pod's GPUs: numbers by which the driver reports faults of a GPU.
+"""Count the XID errors of the pod's GPUs. The driver reports GPU faults by XID numbers.
 
-NVML delivers them as events. A thread waits for these, so a scrape only copies a dictionary.
+NVML delivers the errors as events. A thread waits for the events, so a scrape only copies a
+dictionary.
 
 Process: agent (a thread).
 """
@@ -15,23 +16,24 @@ import pynvml
 LARGEST_XID = 255
 """Largest XID that is counted under its own number. NVIDIA's catalog ends below 200 (2026)."""
 OTHER = "other"
-"""Name under which larger numbers are counted. NVML reports 999 for an XID that it cannot name."""
+"""Label under which larger numbers are counted. NVML reports 999 for an unknown XID."""
 _WAIT_MILLISECONDS = 5000
 _PAUSE_SECONDS = 1.0
-"""Pause after an error of NVML, which may return it at once again, for example for a lost GPU."""
+"""Seconds to pause after an NVML error, because NVML may return the error again at once, for
+example for a lost GPU."""
 
 XidCounts = Mapping[tuple[int, str], int]
-"""Number of XID errors by index of the GPU and XID."""
+"""Numbers of XID errors, by GPU index and XID."""
 
 
 class XidCounter:
-    """Counts of the XID errors since the start of the agent. Without a driver there are none."""
+    """Counter of XID errors since the start of the agent. Without a driver it counts nothing."""
 
     def __init__(self, gpus: Callable[[], Iterable[Any]]) -> None:
         """Prepare the counter, without touching the driver.
 
         Args:
-            gpus: Returns NVML's handles of the GPUs. It is called by the thread.
+            gpus: Function with which the thread reads NVML's handles of the GPUs.
         """
         self._gpus = gpus
         self._counts: dict[tuple[int, str], int] = {}
@@ -39,7 +41,7 @@ class XidCounter:
 
     @property
     def counts(self) -> XidCounts:
-        """Counts until now. A later error does not change the returned mapping."""
+        """Numbers of errors until now. The returned mapping does not change later."""
         return self._counts
 
     def start(self) -> None:
@@ -47,7 +49,7 @@ class XidCounter:
         threading.Thread(target=self._run, name="xids", daemon=True).start()
 
     def close(self) -> None:
-        """Let the thread end after its current wait."""
+        """Tell the thread to end after its current wait."""
         self._closed.set()
 
     def _run(self) -> None:
@@ -62,7 +64,7 @@ class XidCounter:
                     self._closed.wait(_PAUSE_SECONDS)
 
     def _subscribe(self) -> Any:
-        """Return the set of events of all GPUs, or None if no GPU supports them."""
+        """Return an NVML event set for all GPUs, or None if no GPU supports events."""
         gpus = list(self._gpus())
         if not gpus:
             return None
@@ -84,7 +86,7 @@ class XidCounter:
 
 
 def new_xids(before: XidCounts, now: XidCounts) -> str:
-    """Return a clause with the XID errors since an earlier count, or "" without any."""
+    """Return a clause about new XID errors since an earlier count, or "" if there are none."""
     found: dict[int, list[str]] = {}
     for (gpu, xid), count in sorted(now.items()):
         if count > before.get((gpu, xid), 0):

@@ -1,6 +1,7 @@
 """Check one checkpoint without torch: `python -m ddp_trainer.checkpoint DIRECTORY`.
 
-The exit code is 0 if each of its files matches its manifest. Otherwise one sentence says why not.
+The exit code is 0 if each file matches the manifest. Otherwise the command prints one sentence
+about the damage.
 """
 
 import sys

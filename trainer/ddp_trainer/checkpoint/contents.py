@@ -1,11 +1,11 @@
 """Check the contents of a checkpoint, beyond sizes and checksums.
 
-A file whose CRC32 fits can still hold what no trainer wrote. If only a later read noticed, the run
-would fail in every attempt, although an older complete checkpoint exists. So all files are decoded
-and compared with what a trainer writes, before a checkpoint is chosen.
+A file with the right CRC32 may still have content that no trainer writes. If only a later read
+detected this, the run would fail in every attempt, although an older complete checkpoint exists. So
+all files are decoded and checked before a checkpoint is chosen.
 
-Only what does not depend on the task counts. Tensors with other names or shapes are not damage:
-probably the user has changed the model, and must see an error about it.
+The check covers only content that does not depend on the task. Tensors with other names or shapes
+are not damage: the user has probably changed the model, and must see an error about this.
 """
 
 from pathlib import Path
@@ -37,7 +37,7 @@ from ddp_trainer.saved_state import SavedState
 
 
 class _OptimizerRest(BaseModel):
-    """`optimizer.json`, with any other fields."""
+    """Model of `optimizer.json` that accepts any additional fields."""
 
     model_config = ConfigDict(strict=True)
 
@@ -46,10 +46,10 @@ class _OptimizerRest(BaseModel):
 
 
 def verify_contents(path: Path) -> None:
-    """Compare a checkpoint with its manifest, and decode all of it but the numbers of its tensors.
+    """Compare a checkpoint with its manifest, and decode everything except tensor values.
 
     Raises:
-        BrokenCheckpointError: If it is damaged, or holds what no trainer writes.
+        BrokenCheckpointError: If it is damaged, or has content that no trainer writes.
         UnreadableCheckpointError: If the process has no right to read it.
         InputError: If it has an unknown format.
         OSError: If the volume fails.
@@ -67,7 +67,7 @@ def verify_contents(path: Path) -> None:
 
 
 def read_contents(path: Path) -> dict[str, Any]:
-    """Return all of a checkpoint except its tensors as JSON, and a description of these.
+    """Return a checkpoint's JSON documents, and the names, types and shapes of its tensors.
 
     Raises:
         BrokenCheckpointError: If a file cannot be decoded.
@@ -109,7 +109,7 @@ def _check(file: str, kind: type[BaseModel], document: Any) -> None:
 
 
 def _check_task(described: list[list[Any]], document: Any) -> None:
-    """Check that the task's state can be put together, with tensors that have no numbers."""
+    """Check that the task's state can be rebuilt, with tensors that have no values."""
     try:
         found = [Described.parse(each) for each in described]
         empty = {d.name: torch.empty(d.shape, dtype=d.dtype, device="meta") for d in found}

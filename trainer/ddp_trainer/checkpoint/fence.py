@@ -1,12 +1,12 @@
 """The fence: a record of the attempt that owns a run's directory.
 
-A pod on an unreachable Kubernetes node may keep writing after a newer attempt has started. So an
-attempt that opens the directory writes its number to `FENCE.json`. Each writer reads that file
-right before it renames a checkpoint into place, and before it deletes one.
+A pod on an unreachable Kubernetes node may continue to write after a newer attempt has started. So
+each attempt writes its number to `FENCE.json` when it opens the directory. Each writer reads that
+file right before it renames a checkpoint into place, and before it deletes one.
 
-Two gangs may have the same job and attempt, for example after a backup of the cluster was restored
+Two gangs may have the same job and attempt number, for example after a cluster backup was restored,
 or if a user starts a job by hand. So rank 0, which alone accesses the directory, draws a random
-incarnation. The gang that opened the directory last owns it.
+number, the incarnation. The gang that opened the directory last owns it.
 
 A newer attempt may still open the directory between this check and the rename, because no shared
 volume offers both in one atomic step. This race is harmless:
@@ -15,8 +15,8 @@ volume offers both in one atomic step. This race is harmless:
 - The newer attempt deletes only checkpoints that it found at its start or wrote itself.
 A later attempt may resume from the late checkpoint, as from any other.
 
-A newer attempt may also open the directory between the check and a deletion. In the worst case it
-loses the checkpoint that it has just chosen. Then it fails, and the next attempt resumes from a
+A newer attempt may also open the directory between the check and a deletion. In the worst case the
+checkpoint that it has just chosen is deleted. Then it fails, and the next attempt resumes from a
 newer checkpoint.
 """
 
@@ -33,10 +33,10 @@ FENCE = "FENCE.json"
 
 
 class Fence:
-    """One attempt's claim on the run's directory. Rank 0 only."""
+    """One attempt's claim on the run's directory. Only rank 0 uses it."""
 
     def __init__(self, directory: Path, job: str, attempt: int) -> None:
-        """Prepare the claim, without writing anything.
+        """Prepare the claim without writing to the directory.
 
         Args:
             directory: The run's directory. It must exist.
@@ -48,7 +48,7 @@ class Fence:
         self._claim = {"job": job, "attempt": attempt, "incarnation": secrets.token_hex(8)}
 
     def open(self) -> None:
-        """Claim the directory.
+        """Claim the run's directory.
 
         Raises:
             FencedError: If a newer attempt of this job owns it.
@@ -76,7 +76,7 @@ class Fence:
         self._write()
 
     def _yields_to(self, held: dict[str, Any]) -> bool:
-        """Return whether another claim precedes this one."""
+        """Return whether another claim takes precedence over this claim."""
         if held["job"] != self._claim["job"] or held["attempt"] > self._claim["attempt"]:
             return True
         # A claim of an older trainer has no incarnation.
@@ -100,10 +100,10 @@ class Fence:
 def holder(directory: Path) -> dict[str, Any] | None:
     """Return the claim in the fence file; None if it is missing or damaged.
 
-    `incarnation` is None in the claim of an older trainer.
+    The field `incarnation` is None if an older trainer wrote the claim.
 
     A crash cannot leave a damaged file, because writers replace it by a rename. Callers overwrite a
-    damaged file, because refusing would end healthy runs.
+    damaged file, because a refusal would end healthy runs.
 
     Raises:
         OSError: If the volume fails.

@@ -31,7 +31,7 @@ from ddp_trainer.saved_state import LARGEST_NUMBER
 from ddp_wire.files import PlantedFileError, open_to_read, read_file
 
 FORMAT = 1
-"""Version of the format."""
+"""Version of the checkpoint format."""
 MODEL = "model.safetensors"
 OPTIMIZER = "optimizer.safetensors"
 OPTIMIZER_REST = "optimizer.json"
@@ -43,36 +43,38 @@ TASK_REST = "task.json"
 STATE = "state.json"
 MANIFEST = "MANIFEST.json"
 CONFIG = "config.json"
-"""File in the run's directory with the resolved config of the newest attempt."""
+"""Name of the file in the run's directory with the resolved config of the newest attempt."""
 
 PENDING = ".tmp"
-"""Suffix of a directory that is being written or deleted. It is not a checkpoint."""
+"""Suffix of a directory that is being written or deleted, and is not a checkpoint."""
 BROKEN = ".broken"
-"""Suffix of a checkpoint that failed its check. It is kept until newer ones replace it."""
+"""Suffix of a checkpoint that failed its check. The checkpoint is kept until newer ones replace
+it."""
 SET_ASIDE = "set-aside-"
-"""Prefix of a folder with the checkpoints of a run that started over. Nothing deletes it."""
+"""Prefix of a folder with the checkpoints of a run that started over. Nothing deletes the
+folder."""
 
 _NAME = re.compile(r"step-(\d{8,})\.attempt-(\d+)(\.tmp|\.broken)?")
 _FILE = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,254}")
-"""Names of files that a manifest may list: no path leads out of the checkpoint."""
+"""Pattern of file names that a manifest may list. No path may lead out of the checkpoint."""
 _CHUNK = 1 << 22
 _SHOWN = 40
-"""Maximum length, in characters, of an unknown format number in a message."""
+"""Maximum number of characters of an unknown format version in a message."""
 LARGEST_MANIFEST = 1 << 20
-"""Largest size of a manifest and of the fence file, in bytes."""
+"""Maximum size of a manifest and of the fence file, in bytes."""
 
 
 class BrokenCheckpointError(Exception):
-    """Evidence that a checkpoint is damaged; its text is the reason."""
+    """Error for a damaged checkpoint. Its text is the evidence of the damage."""
 
 
 class UnreadableCheckpointError(BrokenCheckpointError):
-    """A checkpoint that this process has no permission to read. It may be complete."""
+    """Error for a checkpoint that this process has no permission to read."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class CheckpointName:
-    """Name of a checkpoint directory. Names are ordered by step, then by attempt."""
+    """Parsed name of a checkpoint directory. Names are ordered by step, then by attempt."""
 
     step: int
     attempt: int
@@ -85,7 +87,7 @@ class CheckpointName:
     def parse(cls, text: str) -> "CheckpointName | None":
         """Return the parsed name; None if `text` is not a checkpoint name.
 
-        Of two spellings of the same number, only the one that a trainer writes is a name.
+        A number must have the form that a trainer writes, for example with its leading zeros.
         """
         match = _NAME.fullmatch(text)
         if match is None:
@@ -112,7 +114,7 @@ def crc32_of(path: Path) -> str:
     """Return the CRC-32 of a file as eight hexadecimal digits.
 
     Raises:
-        PlantedFileError: If it is a link, or not a regular file.
+        PlantedFileError: If the path is a link, or not a regular file.
         OSError: If the volume fails.
     """
     crc = 0
@@ -136,7 +138,7 @@ def verify(directory: Path) -> None:
     """Read a checkpoint once and compare it with its manifest.
 
     Raises:
-        BrokenCheckpointError: If it is not a folder, or a file is missing or differs.
+        BrokenCheckpointError: If the checkpoint is not a folder, or a file is missing or differs.
         InputError: If the checkpoint has an unknown format.
         OSError: If the volume fails, which is no evidence of damage.
     """
@@ -190,10 +192,10 @@ def read_json(path: Path, limit: int | None = None) -> Any:
 
     Args:
         path: The file.
-        limit: Largest size in bytes. None for any size.
+        limit: Maximum size in bytes. None for no limit.
 
     Raises:
-        BrokenCheckpointError: If it is missing, damaged, too large, or not a regular file.
+        BrokenCheckpointError: If the file is missing, damaged, too large, or not a regular file.
         OSError: If the volume fails.
     """
     try:
@@ -207,7 +209,7 @@ def read_json(path: Path, limit: int | None = None) -> Any:
 
 
 def write_json(path: Path, document: Any) -> None:
-    """Write a JSON document to a new file and flush it to the volume."""
+    """Write a JSON document to a new file, and flush the file to the volume."""
     with path.open("x", encoding="utf-8") as file:
         json.dump(document, file, indent=1)
         file.flush()

@@ -1,4 +1,4 @@
-"""Initial weights of a run (`init_from`): weights only, no position and no optimizer state."""
+"""Load the initial weights of a run (`init_from`), without position and optimizer state."""
 
 import time
 from collections.abc import Callable
@@ -20,29 +20,29 @@ from ddp_trainer.ranks.collectives import on_first_rank
 T = TypeVar("T")
 
 MAX_NAMES = 5
-"""Maximum number of tensor names of one kind in a message."""
+"""Maximum number of tensor names per group of differences in a message."""
 
 
 @dataclass(frozen=True, slots=True)
 class WeightMatch:
-    """Comparison of the tensors of a file with those of the model, by name."""
+    """Comparison of the tensors in a file with the tensors of a model, by name."""
 
     path: str
     loaded: list[str]
     missing: list[str]
-    """Tensors of the model only. They keep the values that the model was built with."""
+    """Names of tensors only in the model. These tensors keep their initial values."""
     unexpected: list[str]
-    """Tensors of the file only."""
+    """Names of tensors only in the file."""
     reshaped: list[str]
-    """Tensors of both, but with different shapes."""
+    """Names of tensors in both, but with different shapes."""
 
     @property
     def complete(self) -> bool:
-        """Whether every tensor of both sides matches."""
+        """Whether all tensors of the file and the model match."""
         return not (self.missing or self.unexpected or self.reshaped)
 
     def sentence(self) -> str:
-        """Return one sentence that lists the differences."""
+        """Return a message that lists the differences."""
         parts = [
             f"{len(names)} {kind} ({', '.join(names[:MAX_NAMES])}"
             f"{', …' if len(names) > MAX_NAMES else ''})"
@@ -64,12 +64,12 @@ def load_initial(
     strict: bool,
     sleep: Sleep = time.sleep,
 ) -> WeightMatch:
-    """Load weights into a model, in place. Every rank must call it; rank 0 reads the file.
+    """Load weights into a model in place. Every rank must call this; rank 0 reads the file.
 
     Args:
-        model: A model in host memory, not wrapped yet.
-        source: A safetensors file, a checkpoint, or a run's directory. A directory means its newest
-            checkpoint.
+        model: A model in host memory, before DDP wraps it.
+        source: A safetensors file, a checkpoint, or a run's directory. For a directory, its newest
+            checkpoint is used.
         device: The run's device, for the broadcast of the tensors.
         strict: Whether every tensor must match.
         sleep: Function that waits between two tries to read.

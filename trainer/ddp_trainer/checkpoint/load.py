@@ -1,15 +1,18 @@
-"""Selection of the newest complete checkpoint, and its distribution to every rank.
+"""Select the newest complete checkpoint, and distribute it to every rank.
 
 Rank 0 checks the checkpoints of a run from the newest to the oldest, until one is complete:
 
-- Damaged: a file is missing or differs from its checksum, or holds what no trainer writes. The
-  checkpoint is skipped and renamed, so that its name is free and it can be inspected.
-- The volume fails: this is no evidence of damage. The read is tried again for some seconds, and
-  then the attempt ends with an error, because an older checkpoint would lose progress.
-- Of an unknown format: a newer release wrote it. The attempt ends with an error.
+- A checkpoint is damaged: a file is missing, differs from its checksum, or has content that no
+  trainer writes. The checkpoint is skipped and renamed, so that its name is free and users can
+  inspect it.
+- The volume fails, which is no evidence of damage. The read is retried for some seconds. Then the
+  attempt ends with an error, because an older checkpoint would lose progress.
+- A checkpoint has an unknown format, because a newer release wrote it. The attempt ends with an
+    error.
 
-Then rank 0 reads the chosen one and sends it to the others, so that only rank 0 needs the volume.
-The JSON parts travel at once, the tensors a few at a time (`checkpoint.stream`).
+Then rank 0 reads the chosen checkpoint and sends it to all other ranks, so that only rank 0 needs
+the volume. It sends the JSON documents at once, and the tensors a few at a time
+(`checkpoint.stream`).
 """
 
 import itertools
@@ -50,29 +53,30 @@ T = TypeVar("T")
 
 
 MAX_REASONS = 3
-"""Maximum number of checkpoints for which a message states the reason."""
+"""Maximum number of checkpoints for which a message states the damage."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The checkpoint that a start resumes from."""
+    """Result of the selection of the checkpoint from which a run resumes."""
 
     known: list[CheckpointName]
-    """The newest complete checkpoint and all older ones, oldest first. Empty if there is none."""
+    """Names of the newest complete checkpoint and of all older ones, oldest first. Empty without a
+    complete checkpoint."""
     skipped: list[str]
-    """One sentence per newer checkpoint that is damaged, or one about all of them."""
+    """One sentence per newer damaged checkpoint, or a single sentence about all of them."""
 
     @property
     def name(self) -> CheckpointName | None:
-        """The newest complete checkpoint; None if there is none."""
+        """Name of the newest complete checkpoint, or None."""
         return self.known[-1] if self.known else None
 
 
 def choose(run_directory: Path, *, start_over: bool = False, sleep: Sleep = time.sleep) -> Choice:
-    """Choose the newest complete checkpoint, and rename newer ones that are damaged.
+    """Choose the newest complete checkpoint, and rename newer damaged checkpoints.
 
-    A broken checkpoint is renamed, not deleted, so that it can be inspected. Its name becomes free.
-    Nothing is renamed before a complete checkpoint is found, so an error changes nothing.
+    A damaged checkpoint is renamed, not deleted, so that users can inspect it. Its name becomes
+    free. No checkpoint is renamed before a complete one is found, so an error changes nothing.
 
     Args:
         run_directory: The run's directory.
@@ -120,7 +124,8 @@ def choose(run_directory: Path, *, start_over: bool = False, sleep: Sleep = time
 def receive(path: Path | None, device: torch.device, sleep: Sleep = time.sleep) -> Checkpoint:
     """Read a checkpoint on rank 0, and return it on every rank. Every rank must call it.
 
-    Only rank 0 needs access to the volume. The tensors are read when they are iterated over.
+    Only rank 0 needs access to the volume. Rank 0 reads a tensor only when the caller iterates over
+    it.
 
     Args:
         path: The checkpoint, on rank 0.
@@ -161,7 +166,7 @@ def reading(path: Path, read: Callable[[], T], sleep: Sleep) -> T:
     """Return the result of `read`, which reads `path`.
 
     Raises:
-        ReportedError: If it cannot be read, although it was tried again.
+        ReportedError: If `path` cannot be read, even after retries.
     """
     try:
         return retried(read, sleep)
@@ -174,7 +179,7 @@ def reading(path: Path, read: Callable[[], T], sleep: Sleep) -> T:
 
 
 def _damage(path: Path, sleep: Sleep) -> BrokenCheckpointError | None:
-    """Return the evidence that a checkpoint is damaged, or None if it is complete."""
+    """Return the evidence that a checkpoint is damaged, or None for a complete one."""
     try:
         reading(path, lambda: verify_contents(path), sleep)
     except BrokenCheckpointError as error:
@@ -183,7 +188,7 @@ def _damage(path: Path, sleep: Sleep) -> BrokenCheckpointError | None:
 
 
 def _check_rights(run_directory: Path, damaged: Mapping[CheckpointName, Exception]) -> None:
-    """Refuse to start over because of missing rights, which the user can correct."""
+    """Refuse to start over if only permissions are missing, which the user can correct."""
     for name, reason in damaged.items():
         if isinstance(reason, UnreadableCheckpointError):
             raise InputError(
@@ -194,7 +199,7 @@ def _check_rights(run_directory: Path, damaged: Mapping[CheckpointName, Exceptio
 
 
 def _listed(names: list[CheckpointName], damaged: Mapping[CheckpointName, Exception]) -> str:
-    """Return why no checkpoint is usable, newest first."""
+    """Return the reasons why no checkpoint is usable, newest first."""
     earlier = "it was damaged at an earlier start"
     reasons = [f"{name}: {damaged.get(name, earlier)}" for name in reversed(names)]
     more = len(reasons) - MAX_REASONS
@@ -202,7 +207,7 @@ def _listed(names: list[CheckpointName], damaged: Mapping[CheckpointName, Except
 
 
 def _set_aside(run_directory: Path) -> Path:
-    """Move all checkpoints to a new folder, and return it.
+    """Move all checkpoints to a new folder, and return the folder.
 
     Retention never looks into that folder, so the new run cannot delete them.
     """
@@ -216,7 +221,7 @@ def _set_aside(run_directory: Path) -> Path:
 
 
 def _checked(read: Callable[[], T]) -> T:
-    """Read a checkpoint that has passed its check, so that each error is one of the volume."""
+    """Read a checkpoint that has passed its check, so that any error is an error of the volume."""
     try:
         return read()
     except (SafetensorError, BrokenCheckpointError) as error:
@@ -224,7 +229,7 @@ def _checked(read: Callable[[], T]) -> T:
 
 
 def _rename_broken(path: Path, reason: BrokenCheckpointError) -> str:
-    """Rename a broken checkpoint, and return a sentence about it."""
+    """Rename a damaged checkpoint, and return a sentence about it."""
     broken = path.name + BROKEN
     kept = f"it was renamed to {broken}"
     try:

@@ -1,9 +1,9 @@
-"""The checkpoints of one run: opening the directory, resuming, saving when due, retention.
+"""Manage the checkpoints of one run: open the directory, resume, save when due, delete old ones.
 
-The manager joins the parts that each know one thing: the claim of the directory by one attempt
-(`fence`), the choice of a checkpoint (`load`), the atomic write (`writer`) and the deletion of old
-ones (`retention`). It remembers which complete checkpoints this attempt has found or written, and
-deletes no others, because another attempt may have written them since.
+The manager calls the modules with the single steps: the claim on the directory (`fence`), the
+choice of a checkpoint (`load`), the atomic write (`writer`) and the deletion of old checkpoints
+(`retention`). It remembers which complete checkpoints this attempt has found or written, and
+deletes only these, because another attempt may have written the rest.
 """
 
 import contextlib
@@ -23,11 +23,11 @@ from ddp_wire.files import open_folder
 from ddp_wire.messages import CheckpointInfo
 
 DEFAULT_SECONDS = 300
-"""Seconds between two checkpoints by default, when the config states no interval."""
+"""Seconds between two checkpoints if the config states no interval."""
 
 
 class CheckpointManager:
-    """The checkpoints of a run, seen by one attempt. Only global rank 0 accesses the volume."""
+    """Manager of a run's checkpoints in one attempt. Only global rank 0 accesses the volume."""
 
     def __init__(self, config: CheckpointConfig, sleep: Sleep = time.sleep) -> None:
         self._config = config
@@ -52,7 +52,7 @@ class CheckpointManager:
         return CheckpointInfo(step=self._known[-1].step, path=str(path), at=path.stat().st_mtime)
 
     def open(self, attempt: int | None, config: dict[str, Any], job: str = "") -> dict[str, Any]:
-        """Claim and prepare the run's directory. Rank 0 only.
+        """Claim and prepare the run's directory. Only rank 0 calls this method.
 
         Args:
             attempt: This attempt's number. By default the next free number.
@@ -106,10 +106,10 @@ class CheckpointManager:
         return load.receive(newest, device, self._sleep)
 
     def due(self, step: int, *, epoch_ended: bool, by_clock: bool) -> bool:
-        """Return whether to save after this update; equal on all ranks.
+        """Return whether to save after this update. The result is the same on all ranks.
 
         Args:
-            step: Updates done.
+            step: Number of completed updates.
             epoch_ended: Whether this update was the last one of an epoch.
             by_clock: Whether the ranks agreed that the interval in seconds has passed.
         """
@@ -129,17 +129,18 @@ class CheckpointManager:
         return self.enabled and seconds is not None and age >= seconds
 
     def save(self, checkpoint: Checkpoint) -> CheckpointInfo | None:
-        """Commit a checkpoint, then delete the oldest. Rank 0 only.
+        """Commit a checkpoint, then delete the oldest ones. Only rank 0 calls this method.
 
         Args:
-            checkpoint: Whole checkpoint in host memory. The `step` of its state names it.
+            checkpoint: Whole checkpoint in host memory. Its name contains the `step` of its state.
 
         Returns:
             The checkpoint, or None if this step is saved already.
 
         Raises:
             OSError: If the volume fails.
-            FencedError: If a newer attempt owns the directory. Nothing was replaced or deleted.
+            FencedError: If a newer attempt owns the directory. No checkpoint was replaced or
+                deleted.
         """
         step = checkpoint.state.step
         if self._directory is None or self._fence is None:
@@ -164,7 +165,7 @@ class CheckpointManager:
 
 
 def _next_attempt(directory: Path) -> int:
-    """Return a number above those of all attempts in the directory."""
+    """Return a number higher than those of all attempts in the directory."""
     held = holder(directory)
     used = [name.attempt for name in names_in(directory)]
     return max([*used, held["attempt"] if held else -1], default=-1) + 1

@@ -1,4 +1,4 @@
-"""Deletion of old checkpoints and of unfinished directories."""
+"""Delete old checkpoints and unfinished directories."""
 
 import contextlib
 from collections.abc import Callable
@@ -11,16 +11,17 @@ from ddp_wire.files import remove
 def keep_newest(
     run_directory: Path, known: list[CheckpointName], count: int, may_delete: Callable[[], None]
 ) -> list[CheckpointName]:
-    """Delete all but the newest known checkpoints, and broken ones that are older than those.
+    """Keep the newest known checkpoints. Delete older ones and older damaged ones.
 
-    Call this right after a commit, so that the newest checkpoint is known to be complete. It never
-    deletes checkpoints that another attempt has committed since this attempt started.
+    Call this function right after a commit, so that the newest checkpoint is known to be complete.
+    It never deletes checkpoints that another attempt has committed since this attempt started.
 
     Args:
         run_directory: The run's directory.
         known: Checkpoints that this attempt found or committed, oldest first.
         count: Number of checkpoints to keep; at least 1.
-        may_delete: Called first. It raises if this attempt no longer owns the directory.
+        may_delete: Function that is called first. It raises an error if this attempt no longer owns
+            the directory.
 
     Returns:
         The known checkpoints that remain.
@@ -39,7 +40,7 @@ def sweep_pending(run_directory: Path, attempt: int) -> list[str]:
     """Delete the half-written and half-deleted checkpoints of all attempts up to this one.
 
     Returns:
-        The deleted names.
+        Names of the deleted directories.
     """
     stale = [n for n in names_in(run_directory) if n.suffix == PENDING and n.attempt <= attempt]
     for name in stale:
@@ -48,7 +49,7 @@ def sweep_pending(run_directory: Path, attempt: int) -> list[str]:
 
 
 def _delete(run_directory: Path, name: CheckpointName) -> None:
-    """Rename before deleting, so that a half-deleted directory never looks like a checkpoint."""
+    """Rename a directory, then delete it, so that it never looks like a checkpoint."""
     pending = run_directory / f"step-{name.step:08d}.attempt-{name.attempt}{PENDING}"
     try:
         (run_directory / str(name)).rename(pending)

@@ -1,10 +1,10 @@
-"""Conversion of the state of a run to tensors and JSON, and back.
+"""Convert the state of a run to tensors and JSON, and back.
 
 Names make a snapshot independent of strategy and world size. A tensor has the name of its parameter
-or buffer in the bare model, without what a wrapper adds. A tensor of the optimizer has the key of
-its state and the name of its parameter instead of torch's numbers, which depend on the order of
-parameters and on the rank. Tied weights appear once, under their first name. Everything else is
-JSON, so that a checkpoint can hold no code.
+or buffer in the bare model, without prefixes of a wrapper. A tensor of the optimizer is named by
+its state key and its parameter's name, because torch's numbers depend on the order of parameters
+and on the rank. Tied weights appear once, under their first name. Everything else is JSON, so that
+a checkpoint cannot contain code.
 """
 
 from dataclasses import dataclass, field
@@ -25,43 +25,43 @@ Tensors = dict[str, Tensor]
 
 @dataclass(slots=True)
 class Snapshot:
-    """The state of learner and task after one update, as tensors and JSON."""
+    """State of learner and task after one update, as tensors and JSON."""
 
     model: NamedTensors
     """Parameters and buffers by name. Tied weights appear once."""
     optimizer: NamedTensors
     """State tensors by `<key>/<parameter name>`."""
     optimizer_rest: dict[str, Any]
-    """JSON: the optimizer's state that is not a tensor, and its parameter groups."""
+    """Optimizer state that is not a tensor, and the parameter groups, as JSON."""
     average: NamedTensors = field(default_factory=dict)
     """Moving average of the weights by parameter name; empty without EMA."""
     compression: NamedTensors = field(default_factory=dict)
     """State of gradient compression; empty without compression."""
     buffers: NamedTensors = field(default_factory=dict)
-    """Buffers by `<rank>/<name>`; empty unless each rank keeps its own."""
+    """Buffers by `<rank>/<name>`; empty unless each rank keeps its own buffers."""
     task: NamedTensors = field(default_factory=dict)
     """Tensors of the task's own state."""
     task_rest: Any = None
-    """JSON: the task's own state with references to these tensors; None without such state."""
+    """The task's own state as JSON with references to its tensors; None without own state."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A whole checkpoint: the state of a run, and the snapshot after the same update."""
+    """A whole checkpoint: the position of a run, and the snapshot after the same update."""
 
     state: SavedState
     snapshot: Snapshot
 
 
 def take(model: nn.Module, optimizer: torch.optim.Optimizer) -> Snapshot:
-    """Return the state of model and optimizer as this rank holds it, without copying tensors.
+    """Return this rank's state of model and optimizer, without copying tensors.
 
     Args:
         model: The bare model.
         optimizer: An optimizer of that model's parameters.
 
     Raises:
-        InputError: If either holds state that is neither tensors nor JSON values.
+        InputError: If the state contains a value that is neither a tensor nor JSON.
     """
     return Snapshot(
         model=own_tensors(model),
@@ -113,7 +113,7 @@ def put_optimizer(
             Otherwise the saved ones are restored, because they may have changed during training.
 
     Raises:
-        InputError: If the saved state is for other parameters.
+        InputError: If the saved state belongs to other parameters.
     """
     own = optimizer.state_dict()
     params = {plain_name(name): param for name, param in model.named_parameters()}
@@ -141,7 +141,7 @@ def put_optimizer(
 
 
 def _placed(key: str, value: Any, param: Tensor) -> Any:
-    """Return a state value with the layout of its parameter, if it has an element for each."""
+    """Return a state value in its parameter's layout, if both have the same number of elements."""
     return laid_out_like(value, param.detach()) if is_moment(value, key, param) else value
 
 
@@ -163,7 +163,7 @@ def own_tensors(model: nn.Module) -> Tensors:
 
 
 def _numbered(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[int, str]:
-    """Return the parameter names by their numbers in the optimizer's state dictionary."""
+    """Return the parameter names by their number in the optimizer's state dictionary."""
     names = {id(param): plain_name(name) for name, param in model.named_parameters()}
     params = [param for group in optimizer.param_groups for param in group["params"]]
     for param in params:

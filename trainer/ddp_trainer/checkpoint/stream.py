@@ -1,6 +1,6 @@
-"""Tensors of a file that rank 0 reads and sends to every rank, a few at a time.
+"""Send the tensors of a file, which rank 0 reads, to every rank, a few at a time.
 
-So a rank holds a small part of a checkpoint at once, besides its own weights and state.
+So each rank needs memory for only a small part of a checkpoint at once.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,8 +21,8 @@ CHUNK = 64 << 20
 
 Act = Callable[[], Tensors]
 Read = Callable[[Act], Tensors]
-"""Function that calls its argument, tries again after an error of the volume, and raises a
-`ReportedError` in the end."""
+"""Function that calls its argument, retries it after errors of the volume, and finally raises a
+`ReportedError`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +45,14 @@ class Described:
 
     @property
     def nbytes(self) -> int:
-        """Size in bytes."""
+        """Size of the tensor in bytes."""
         return torch.Size(self.shape).numel() * self.dtype.itemsize
 
 
 class TensorStream:
     """The tensors of a file, which only rank 0 needs to read.
 
-    Every rank must iterate over `items`, to the end, at the same time.
+    Every rank must iterate over `items` at the same time, to the end.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class TensorStream:
             path: The file, as rank 0 sees it.
             described: Result of `describe` on rank 0, on every rank.
             device: The run's device, for the broadcast.
-            read: Used on rank 0 for each read.
+            read: Function with which rank 0 makes each read.
         """
         self._path = path
         self._described = [Described.parse(document) for document in described]
@@ -76,12 +76,12 @@ class TensorStream:
         return iter(self.shapes)
 
     def __len__(self) -> int:
-        """Return the number of tensors."""
+        """Return the number of tensors in the file."""
         return len(self._described)
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shapes by name."""
+        """Shapes of the tensors, by name."""
         return {each.name: each.shape for each in self._described}
 
     def items(self) -> Iterator[tuple[str, Tensor]]:
@@ -111,7 +111,7 @@ class TensorStream:
 
 
 def describe(path: Path) -> list[list[Any]]:
-    """Return name, shape and data type of each tensor of a file as JSON. A missing file has none.
+    """Return name, shape and data type of each tensor of a file as JSON.
 
     Raises:
         SafetensorError: If the file is damaged.
@@ -129,7 +129,7 @@ def describe(path: Path) -> list[list[Any]]:
 
 
 def exists(path: Path) -> bool:
-    """Return whether a file exists. `Path.exists` of newer Pythons hides errors of the volume."""
+    """Return whether a file exists. Raise errors of the volume, which newer Pythons hide."""
     try:
         path.stat()
     except FileNotFoundError:
@@ -154,7 +154,7 @@ def _opened(path: Path) -> Any:
 
 
 def _chunks(described: list[Described]) -> Iterator[list[Described]]:
-    """Divide tensors into parts of at most `CHUNK` bytes, or of one tensor."""
+    """Divide tensors into groups of at most `CHUNK` bytes, or of a single larger tensor."""
     chunk: list[Described] = []
     size = 0
     for each in described:

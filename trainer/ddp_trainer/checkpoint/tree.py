@@ -1,10 +1,10 @@
-"""Conversion of nested state, such as a task's, to tensors and a JSON document, and back.
+"""Convert nested state, for example a task's, to tensors and a JSON document, and back.
 
-The document has the structure of the state. `{"$tensor": name}` refers to a tensor. Files hold
-tensors in the order of their indices. `"$order"` beside it has the dimensions by stride where that
-differs, because an optimizer of the task may walk through its state in memory. JSON has no
-form for tuples and for dictionaries whose keys are not strings, as in the state of an optimizer:
-they are `{"$tuple": [...]}` and `{"$items": [[key, value], ...]}`.
+The document has the structure of the state. `{"$tensor": name}` refers to a tensor. Files store a
+tensor in the order of its indices. If its order in memory differs, `"$order"` lists the dimensions
+by stride, because a task's optimizer may depend on the order in memory. JSON has no form for
+tuples, nor for dictionaries whose keys are not strings, as in optimizer state. They are stored as
+`{"$tuple": [...]}` and `{"$items": [[key, value], ...]}`.
 """
 
 from typing import Any
@@ -21,14 +21,14 @@ _UNSUPPORTED = (torch.complex128,)
 
 
 def encode(state: Any, owner: str) -> tuple[Tensors, Any]:
-    """Return the tensors of nested state by name, without copying them, and its JSON document.
+    """Return the tensors of nested state by name, not copied, and the JSON document.
 
     Args:
         state: Dictionaries, lists and tuples of tensors and JSON values, at any depth.
         owner: Owner of the state, for error messages.
 
     Raises:
-        InputError: If a value is of another type. The message names its place.
+        InputError: If a value is of another type. The message names the position of the value.
     """
     tensors: Tensors = {}
 
@@ -59,7 +59,7 @@ def encode(state: Any, owner: str) -> tuple[Tensors, Any]:
 
 
 def decode(tensors: Tensors, document: Any) -> Any:
-    """Return the state that `encode` took apart. Dictionaries of any type return as `dict`."""
+    """Return the state that `encode` converted. Dictionaries of any type become `dict`."""
     if isinstance(document, list):
         return [decode(tensors, item) for item in document]
     if not isinstance(document, dict):
@@ -73,7 +73,7 @@ def decode(tensors: Tensors, document: Any) -> Any:
 
 
 def _ordered(tensor: Tensor, order: list[int] | None) -> Tensor:
-    """Return a tensor whose dimensions have this order in memory."""
+    """Return a tensor whose dimensions have the given order in memory."""
     if order is None or sorted(order) != list(range(tensor.dim())):
         return tensor
     return tensor.permute(order).contiguous().permute([order.index(one) for one in sorted(order)])

@@ -1,7 +1,7 @@
-"""Failures of the volume: repeated tries, and the errors that they end in.
+"""Retry after errors of the volume, and convert the last error to a reported error.
 
 A file server that restarts, a stale handle or a full volume often recovers within seconds. Such an
-error is no evidence about the checkpoint itself.
+error does not mean that the checkpoint is damaged.
 """
 
 import errno
@@ -16,21 +16,22 @@ Sleep = Callable[[float], None]
 """Function that waits for a number of seconds, as `time.sleep` does."""
 
 RETRY_WAITS = (0.5, 1.0, 2.0, 4.0)
-"""Seconds between two tries. A file server that restarts often answers again within their sum."""
+"""Seconds between two tries. Within their sum, a file server that restarts usually answers
+again."""
 
 _OF_THE_INPUT = frozenset({
     errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST,
     errno.ENAMETOOLONG, errno.ELOOP,
 })  # fmt: skip
-"""Errors of a wrong path or of missing rights. Only the user can correct them."""
+"""Classes of errors for a wrong path or missing permissions, which only the user can correct."""
 _SYSTEM_ERROR = re.compile(r"\(os error (\d+)\)")
 
 
 def retried(act: Callable[[], T], sleep: Sleep) -> T:
-    """Return the result of `act`, which is called again after an error of the volume.
+    """Return the result of `act`. Call it again after an error of the volume.
 
     Args:
-        act: Function that accesses the volume. It must be possible to repeat it.
+        act: Function that accesses the volume, and that may be called several times.
         sleep: Function that waits between two calls.
 
     Raises:
@@ -54,16 +55,16 @@ def volume_error(
     Args:
         sentence: Complete sentence for the user.
         error: The error.
-        of_the_input: Class of the result if the user must correct the error.
+        of_the_input: Error class to return if the user must correct the error.
     """
     kind = of_the_input if error.errno in _OF_THE_INPUT else VolumeError
     return kind(sentence)
 
 
 def os_error(error: Exception) -> OSError:
-    """Return an error of safetensors as an `OSError`, with the number of the system if it has one.
+    """Return an error of safetensors as an `OSError`, with its system error number if any.
 
-    safetensors reports errors of the volume with its own class, and the number in the text.
+    safetensors reports errors of the volume as its own class, with the error number in the text.
     """
     found = _SYSTEM_ERROR.search(str(error))
     return OSError(int(found[1]), str(error)) if found else OSError(str(error))

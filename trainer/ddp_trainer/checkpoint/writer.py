@@ -1,9 +1,10 @@
-"""Atomic writes: a checkpoint appears as a whole or not at all.
+"""Write checkpoints atomically: a checkpoint appears as a whole or not at all.
 
-All files of a checkpoint are written to a folder with the suffix `.tmp`, and each is flushed. The
-manifest with their sizes and checksums is written last. Right before the rename the writer checks
-that its attempt still owns the directory (`checkpoint.fence`). The rename of the folder commits the
-checkpoint, and the parent folder is flushed, so that the rename survives a crash of the machine.
+All files of a checkpoint are written to a folder with the suffix `.tmp`, and each file is flushed.
+The manifest with their sizes and checksums is written last. Right before the rename the writer
+checks that its attempt still owns the directory (`checkpoint.fence`). The rename of the folder
+commits the checkpoint, and the parent folder is flushed, so that the rename survives a crash of the
+machine.
 """
 
 import contextlib
@@ -42,7 +43,7 @@ def commit(
     checkpoint: Checkpoint,
     may_commit: Callable[[], None],
 ) -> Path:
-    """Write one checkpoint under its final name. Only one process of the run may call it.
+    """Write one checkpoint under its final name. Only one process of a run may call this.
 
     The files are written and flushed in a pending directory, the manifest last. Then the directory
     is renamed, and the rename is flushed. A crash at any point leaves all earlier checkpoints
@@ -52,14 +53,14 @@ def commit(
         run_directory: The run's directory. It must exist.
         name: Step and attempt.
         checkpoint: Checkpoint in host memory.
-        may_commit: Called right before the rename. It raises if this attempt no longer owns the
-            directory.
+        may_commit: Function that is called right before the rename. It raises an error if this
+            attempt no longer owns the directory.
 
     Returns:
         The committed directory.
 
     Raises:
-        OSError: If the volume fails, or the name exists. Then no file is left behind.
+        OSError: If the volume fails, or the name exists. Then the function deletes all its files.
     """
     final = run_directory / str(name)
     pending = run_directory / (str(name) + PENDING)

@@ -1,4 +1,4 @@
-"""Command-line arguments that commands share: a task, the settings of a run, and numbers."""
+"""Parse arguments that several commands share: a task, the settings of a run, and numbers."""
 
 import argparse
 from collections.abc import Mapping, Sequence
@@ -55,7 +55,7 @@ def task_and_config(
 def stated_settings(
     options: argparse.Namespace, rest: Sequence[str], environ: Mapping[str, str]
 ) -> Document:
-    """Return the settings that environment, `--config` and arguments state, unchecked.
+    """Return the unchecked settings from environment, `--config` and arguments.
 
     Args:
         options: Parsed options.
@@ -81,7 +81,7 @@ def check_positive(command: str, options: argparse.Namespace, *names: str) -> No
         names: Names of the options, as attributes.
 
     Raises:
-        InputError: If one of them is less.
+        InputError: If an option is less than 1.
     """
     for name in names:
         if (value := getattr(options, name)) < 1:
@@ -90,16 +90,16 @@ def check_positive(command: str, options: argparse.Namespace, *names: str) -> No
 
 
 def numbers(command: str, option: str, text: str, above: int = 0) -> list[int]:
-    """Return the numbers of a list in their order, without repetitions.
+    """Return the numbers of a comma-separated list in their order, without repetitions.
 
     Args:
         command: Name of the command, for the message.
         option: Name of the option.
         text: Numbers, separated by commas.
-        above: Largest number that is too small.
+        above: Exclusive lower bound of the numbers.
 
     Raises:
-        InputError: If the text is not a list of such numbers.
+        InputError: If the text is not a list of numbers above the bound.
     """
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() and int(part) > above for part in parts):

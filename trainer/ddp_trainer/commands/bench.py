@@ -1,4 +1,4 @@
-"""`bench`: measure how the loop scales over ranks and what it costs against a minimal loop."""
+"""`bench`: measure how the loop scales over ranks, and its overhead over a minimal loop."""
 
 import argparse
 import json
@@ -20,7 +20,7 @@ POLL_SECONDS = 0.2
 
 
 class _RanksFailedError(Exception):
-    """Failure of a torchrun process, with its standard error as the message."""
+    """Error for a failed torchrun process. The message is the process's standard error."""
 
 
 def add_to(commands: "argparse._SubParsersAction[Any]") -> None:
@@ -85,7 +85,7 @@ def _check_task(task: str, config: RunConfig) -> None:
 
 
 def _block_config(config: RunConfig, updates: int) -> RunConfig:
-    """Return the settings of a run with this number of updates and without checkpoints."""
+    """Return the settings of a run with the given number of updates and without checkpoints."""
     length = {"max_steps": updates, "max_seconds": None, "epochs": None}
     stated = config.model_dump(mode="json", exclude_unset=True)
     return resolve(stated | length | {"checkpoint": {"directory": None}})
@@ -94,7 +94,7 @@ def _block_config(config: RunConfig, updates: int) -> RunConfig:
 def _measure(
     task: str, config: RunConfig, ranks: Ranks, stop: StopFlag, options: argparse.Namespace
 ) -> ExitCode:
-    """Measure on this rank. Rank 0 prints the measurement as the last line."""
+    """Measure the loop on this rank. Rank 0 prints the measurement as its last line."""
     # Imported here, because they import torch.
     from ddp_trainer.ranks import process_group  # noqa: PLC0415
     from ddp_trainer.run.opening import RunRequest  # noqa: PLC0415
@@ -109,11 +109,11 @@ def _measure(
 
 
 class _ScalingBenchmark:
-    """Measurement of all world sizes on this machine.
+    """Benchmark of all world sizes on this machine.
 
-    Weak scaling keeps the batch per rank constant, strong scaling the global batch. At the largest
-    world size both use the configured global batch, weak scaling without the samples that are too
-    few for all ranks.
+    Weak scaling keeps the batch per rank constant, and strong scaling keeps the global batch
+    constant. At the largest world size both use the configured global batch. Weak scaling rounds it
+    down to a multiple of the ranks.
     """
 
     def __init__(

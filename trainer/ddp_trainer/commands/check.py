@@ -49,7 +49,8 @@ def run(
     """Run the command.
 
     Raises:
-        InputError: If an option, a setting or a sample is wrong. The message names the first one.
+        InputError: If an option, a setting or a sample is wrong. The message names the first wrong
+            one.
     """
     check_positive("check", options, "samples", "world_size")
     path, config = task_and_config("check", options, rest, environ)

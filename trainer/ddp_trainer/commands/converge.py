@@ -1,4 +1,4 @@
-"""`converge`: compare what a task learns at several world sizes and global batches."""
+"""`converge`: compare the final losses of a task at several world sizes and global batches."""
 
 import argparse
 import os

@@ -25,17 +25,17 @@ COMMANDS = {
     "export": "write a trained model for other programs",
     "profile": "request a trace of some updates of a run in progress",
 }
-"""One line of help for each command. The module of that name has its parser."""
+"""Help text of each command in one line. The module with the command's name has its parser."""
 RANK_0_MESSAGE_SECONDS = 2.0
-"""Seconds for which other ranks wait before they exit, so that rank 0 can print the error."""
+"""Seconds for which other ranks delay their exit, so that rank 0 can print the error."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code.
 
-    Print a user's mistake as one sentence on standard error, on rank 0 only. Print any other
-    failure as a traceback. In a process group, exit at once after either, because hanging peers and
-    threads must not keep the process alive.
+    On rank 0, print an error of the user's input as one sentence on standard error. Print any other
+    failure as a traceback. In a process group, exit at once after a failure, because hanging peers
+    and threads must not keep the process alive.
     """
     stop = StopFlag()
     stop.install()
@@ -57,8 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def add_working_directory() -> None:
     """Let Python find a task in the working directory, as `python -m` does.
 
-    The installed command `ddp-trainer` finds only installed modules by itself. PYTHONSAFEPATH keeps
-    the directory out.
+    By default the installed command `ddp-trainer` finds only installed modules. If PYTHONSAFEPATH
+    is set, the function adds nothing.
     """
     here = Path.cwd()
     if not sys.flags.safe_path and not {"", str(here)} & set(sys.path):
@@ -74,7 +74,7 @@ def _run(arguments: Sequence[str], environ: Mapping[str, str], stop: StopFlag) -
 
 
 def _parser(arguments: Sequence[str]) -> "_Parser":
-    """Return the parser of the command line. Import the module of the named command only."""
+    """Return the parser of the command line. Import only the module of the named command."""
     parser = _Parser(prog="ddp-trainer", description="Train a task on any number of ranks.")
     commands = parser.add_subparsers(dest="command", required=True)
     named = next((one for one in arguments if not one.startswith("-")), None)
@@ -97,7 +97,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _report(error: ReportedError, stop: StopFlag) -> ExitCode:
-    """Print the error on rank 0, or on the only rank that knows it. Return the exit code.
+    """Print the error on rank 0, or on the only rank that has it. Return the exit code.
 
     The launcher terminates all ranks as soon as one has exited. The other ranks therefore wait for
     that signal or a time-out. Otherwise rank 0 could be terminated before it has printed.

@@ -1,4 +1,4 @@
-"""`profile`: request a trace of the next updates of a run in progress."""
+"""`profile`: request a trace of the next updates of a training run."""
 
 import argparse
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ from ddp_trainer.stop import StopFlag
 from ddp_wire.contract import Env, ExitCode
 
 STEPS = 5
-"""Default number of traced updates."""
+"""Default number of updates in a trace."""
 
 
 def add_to(commands: "argparse._SubParsersAction[Any]") -> None:
@@ -49,7 +49,7 @@ def run(
     """Run the command.
 
     Raises:
-        InputError: If the directory is not that of a run, or an option is out of range.
+        InputError: If the directory is not a run's directory, or an option is out of range.
     """
     if rest:
         raise InputError(f"profile: unknown argument {rest[0]}")

@@ -13,7 +13,7 @@ from ddp_trainer.stop import StopFlag
 from ddp_wire.contract import Env, ExitCode
 
 STEPS = 20
-"""Default number of updates."""
+"""Default number of updates per run."""
 TOLERANCE = 1e-6
 RANKS = "2,4"
 """Default world sizes."""
@@ -113,7 +113,7 @@ def run(
 
 
 def _strategies(text: str | None) -> tuple[StrategyName, ...]:
-    """Return the strategies of a list in the usual order; none if it is not stated.
+    """Return the strategies of a comma-separated list, in a fixed order; empty without a list.
 
     Raises:
         InputError: If the text is not a list of strategies.

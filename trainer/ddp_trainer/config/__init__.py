@@ -1,4 +1,4 @@
-"""All settings of a run, with their types, defaults and descriptions. Does not import torch.
+"""All settings of a run with types, defaults and descriptions. It does not import torch.
 
 One frozen `RunConfig` describes a run. Its section `task` holds the settings of the task as plain
 JSON, because only the task's own model can validate them, after the task has been imported.

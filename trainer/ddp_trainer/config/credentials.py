@@ -1,4 +1,4 @@
-"""Settings that look like credentials. Checkpoints, exports and trackers contain the config."""
+"""Warn about settings that look like credentials, because checkpoints contain the config."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -8,14 +8,15 @@ _NAME = re.compile(
     r"(?:.*_)?(?:token|secret|password|passwd|credentials?|api_?key|access_?key)", re.IGNORECASE
 )
 _VALUE = re.compile(r"[A-Za-z0-9_+/=.:-]{16,}")
-"""Long and without spaces, unlike the `<pad>` of a `pad_token`."""
+"""Pattern of a credential's value: long and without spaces, unlike the value `<pad>` of
+`pad_token`."""
 
 
 def credentials_warning(settings: Mapping[str, Any]) -> str | None:
-    """Return a sentence that names the settings that look like credentials, if there are any.
+    """Return a warning that names the settings that look like credentials, or None.
 
     Args:
-        settings: The task's settings as JSON. A `SecretStr` is masked there.
+        settings: The task's settings as JSON. A `SecretStr` is masked in this form.
     """
     found = list(_keys(settings, "task."))
     if not found:

@@ -48,15 +48,16 @@ class ScheduleConfig(Section):
     name: Literal["cosine", "linear", "wsd", "constant"] = "cosine"
     """Shape of the decay. wsd (warm-up, stable, decay) only decays at the end, linearly."""
     warmup_steps: NonNegativeInt | None = None
-    """Updates until the learning rate reaches its peak. Default: 1/20 of all updates."""
+    """Number of updates until the learning rate reaches its peak. Default: 1/20 of all updates."""
     decay_steps: PositiveInt | None = None
-    """Updates of the final decay of wsd. Default: 1/5 of all updates."""
+    """Number of updates in the final decay of wsd. Default: 1/5 of all updates."""
     final_fraction: float = Field(default=0.0, ge=0, le=1)
     """Final learning rate, as a fraction of the peak from 0 to 1."""
     base_batch: PositiveInt | None = None
-    """Global batch that optimizer.lr is tuned for. If set, the peak is scaled to global_batch."""
+    """Global batch for which optimizer.lr was tuned. If set, the peak is scaled to global_batch."""
     scaling: Literal["linear", "sqrt"] = "linear"
-    """Scale factor of the peak: global_batch / base_batch (linear), or its square root (sqrt)."""
+    """Scaling rule for the peak: by global_batch / base_batch (linear), or by its square root
+    (sqrt)."""
 
     @model_validator(mode="after")
     def _check_settings_have_effect(self) -> Self:
@@ -74,9 +75,10 @@ class EmaConfig(Section):
     """Exponential moving average (EMA) of the weights, kept beside the trained weights."""
 
     decay: float | None = Field(default=None, gt=0, lt=1)
-    """Decay of the average per update, for example 0.999. Default: no average."""
+    """Decay of the average per update, for example 0.999. Default: no average is kept."""
     warmup: bool = True
-    """Whether to limit the decay to (1 + updates) / (10 + updates), so that early weights fade."""
+    """Whether to limit the decay to (1 + updates) / (10 + updates), so that early weights soon lose
+    their influence."""
     evaluate: bool = True
     """Whether evaluations use the averaged weights."""
 
@@ -89,7 +91,7 @@ class EmaConfig(Section):
 
 
 class NonFiniteConfig(Section):
-    """Reaction to gradients with infinite or NaN values, equal on all ranks."""
+    """Reaction to gradients with infinite or NaN values. All ranks react in the same way."""
 
     policy: Literal["skip", "stop", "rollback"] | None = None
     """Reaction to a non-finite gradient: skip the update, stop (fail the attempt), or rollback
@@ -98,7 +100,7 @@ class NonFiniteConfig(Section):
     patience: PositiveInt = 50
     """Approximate number of consecutive skipped updates after which the attempt fails."""
     rollbacks: PositiveInt = 3
-    """Maximum number of rollbacks per run. The attempt fails instead of one more rollback."""
+    """Maximum number of rollbacks per run. The attempt fails when another one would be needed."""
 
     @model_validator(mode="after")
     def _check_settings_have_effect(self) -> Self:

@@ -11,8 +11,8 @@ BufferPolicy = Literal["broadcast", "average", "per_rank"]
 DebugLevel = Literal["off", "info", "detail"]
 
 POWERSGD_EARLIEST = 2
-"""First update that can use PowerSGD. DDP rebuilds its buckets after the first update, which would
-invalidate the error feedback."""
+"""Earliest update that can use PowerSGD. DDP rebuilds its buckets after the first update, which
+would invalidate the error feedback."""
 POWERSGD_START = 1000
 """Default first update that uses PowerSGD."""
 
@@ -23,13 +23,14 @@ class CompressionConfig(Section):
     name: Literal["none", "fp16", "bf16", "powersgd"] = "none"
     """Compression of gradients: none, rounding (fp16, bf16) or low-rank matrices (powersgd)."""
     start_step: NonNegativeInt | None = None
-    """First update that uses compression. Default: 1000 for powersgd, 0 for the others."""
+    """First update that uses compression. Default: 1000 for powersgd, 0 for the other methods."""
     rank: PositiveInt = 1
     """Rank of the powersgd matrices. A higher rank is slower and approximates gradients better."""
     adaptive: bool = False
-    """Whether compression starts only when the measured communication wait reaches `share`."""
+    """Whether compression starts only when the measured wait for communication reaches `share`."""
     share: float = Field(default=0.2, gt=0, lt=1)
-    """Share of an update's time, from 0 to 1, at which adaptive compression starts. It stays on."""
+    """Share of an update's time, from 0 to 1, at which adaptive compression starts. Compression
+    then stays on."""
 
     @property
     def start(self) -> int:
@@ -57,9 +58,10 @@ class LocalSgdConfig(Section):
     """Post-local SGD: ranks make some updates independently and then average their weights."""
 
     period: PositiveInt | None = None
-    """Updates between two averages. Default: no local SGD, ranks reduce every gradient."""
+    """Number of updates between two averages. Default: no local SGD; the ranks reduce every
+    gradient."""
     start_step: NonNegativeInt = 0
-    """First update that uses local SGD. Before it, ranks reduce every gradient."""
+    """First update that uses local SGD. Before this update, the ranks reduce every gradient."""
 
     @model_validator(mode="after")
     def _check_settings_have_effect(self) -> Self:
@@ -72,43 +74,46 @@ class ParallelConfig(Section):
     """Settings of distributed training."""
 
     strategy: StrategyName = "ddp"
-    """What the ranks shard: nothing (ddp), optimizer state (zero1), or weights, gradients and
-    optimizer state (fsdp2). All strategies can read each other's checkpoints."""
+    """State that is divided among the ranks: none (ddp), optimizer state (zero1), or weights,
+    gradients and optimizer state (fsdp2). All strategies can read each other's checkpoints."""
     timeout_seconds: PositiveInt = 600
-    """Longest wait of one rank for the others, in seconds, before the attempt fails."""
+    """Maximum seconds that one rank waits for the other ranks before the attempt fails."""
     first_timeout_seconds: PositiveInt | None = None
-    """Timeout, in seconds, until an attempt's first update is done. The first update connects the
-    ranks and may compile. Default: timeout_seconds."""
+    """Timeout in seconds for the first update of an attempt, which connects the ranks and may
+    compile. Default: timeout_seconds."""
     debug: DebugLevel = "off"
-    """How much NCCL and torch log about communication. detail is slow: with NCCL, torch also
-    compares all ranks' collectives before each one. Sets NCCL_DEBUG and TORCH_DISTRIBUTED_DEBUG,
-    unless they are set."""
+    """Amount of NCCL's and torch's log messages about communication. detail is slow: with NCCL,
+    torch also compares all ranks' collectives before each one. Sets NCCL_DEBUG and
+    TORCH_DISTRIBUTED_DEBUG unless they are already set."""
     agree_seconds: PositiveFloat = 5.0
-    """Approximate seconds between two decisions of all ranks whether to stop or save."""
+    """Approximate seconds between two exchanges in which all ranks decide whether to stop or
+    save."""
     allow_mixed: bool = False
-    """Whether ranks may differ in GPU model, or in version of driver, Python, torch, CUDA, NCCL."""
+    """Whether ranks may have different GPU models, or different versions of driver, Python, torch,
+    CUDA or NCCL."""
     bucket_mb: PositiveInt | None = None
-    """Size of one gradient bucket in megabytes. Each bucket is one reduction. By default torch
-    chooses: 25, but 1 for the first bucket, so that the reduction begins early."""
+    """Size of a gradient bucket in megabytes. Each bucket is reduced at once. By default torch uses
+    25, but 1 for the first bucket, so that the reduction begins early."""
     find_unused_parameters: bool = False
-    """Whether an update may leave parameters without a gradient. Costs a graph traversal, and one
-    more reduction. With fsdp2 the whole model is then gathered at once."""
+    """Whether an update may leave parameters without a gradient. This costs a graph traversal and
+    one more reduction. With fsdp2 the whole model is then gathered at once."""
     full_gradients: bool = False
-    """Whether each rank accumulates whole gradients with fsdp2 and reduces them once per update. It
-    saves reductions, but needs memory for all gradients. By default every micro-batch reduces."""
+    """Whether each rank accumulates whole gradients with fsdp2 and reduces them once per update.
+    This saves reductions, but needs memory for all gradients. By default every micro-batch
+    reduces."""
     static_graph: bool = False
     """Whether every update uses the same parts of the model. DDP then finds unused parameters only
     once, and every form of activation checkpointing works."""
     buffers: BufferPolicy = "broadcast"
-    """What happens to buffers that the loss changes, such as codebooks, queues and running
-    normalisers: all ranks take those of rank 0 after each update (broadcast) or their mean
-    (average), or each rank keeps and saves its own (per_rank). BatchNorm is not concerned."""
+    """Policy for buffers that the loss changes, for example codebooks, queues and running
+    normalisers. broadcast: all ranks use rank 0's buffers after each update. average: all ranks use
+    the mean. per_rank: each rank keeps and saves its own. BatchNorm is not affected."""
     compression: CompressionConfig = CompressionConfig()
     local_sgd: LocalSgdConfig = LocalSgdConfig()
 
     @property
     def first_timeout(self) -> int:
-        """Timeout in seconds until an attempt's first update is done."""
+        """Timeout in seconds for the first update of an attempt."""
         return self.first_timeout_seconds or self.timeout_seconds
 
     @model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""Settings of a whole run, and those of data, checkpoints and logs."""
+"""Settings of a whole run, and of its data, checkpoints and logs."""
 
 from dataclasses import dataclass
 from typing import Literal, Self
@@ -27,15 +27,15 @@ class DataConfig(Section):
     shuffle: bool = True
     """Whether to shuffle the training data in every epoch."""
     drop_last: bool = False
-    """Whether to leave out the last batch of each epoch if it is smaller than global_batch."""
+    """Whether to skip the last batch of each epoch if it is smaller than global_batch."""
     workers: NonNegativeInt | Literal["auto"] | None = "auto"
-    """Worker processes per rank that load batches. 0 loads them in the rank's own process, null
-    derives the number from the container's CPU quota. auto does so on CUDA if a batch takes long to
-    prepare, and is 0 otherwise."""
+    """Number of worker processes per rank that load batches. 0 loads them in the rank's own
+    process. null derives the number from the container's CPU quota. auto does the same on CUDA if a
+    batch takes long to prepare, and otherwise is 0."""
     prefetch: PositiveInt = 2
-    """Batches that each worker process loads ahead."""
+    """Number of batches that each worker process loads ahead."""
     persistent_workers: bool = True
-    """Whether evaluations reuse their worker processes."""
+    """Whether evaluations reuse the same worker processes."""
     pin_memory: bool = True
     """Whether batches for CUDA are loaded into pinned memory, for asynchronous copies."""
     eval_batch: PositiveInt | None = None
@@ -45,8 +45,8 @@ class DataConfig(Section):
 class CheckpointConfig(Section):
     """Settings of checkpoints.
 
-    If no interval is set, the trainer saves after every epoch and at least every five minutes. It
-    always saves at the end of the run.
+    If no interval is set, the trainer saves after every epoch and at least every five minutes. The
+    trainer always saves at the end of the run.
     """
 
     directory: str | None = None
@@ -58,23 +58,23 @@ class CheckpointConfig(Section):
     keep: PositiveInt = 3
     """Number of newest checkpoints to keep."""
     start_over: bool = False
-    """Whether to train from the beginning if checkpoints exist but none of them is usable. They are
-    moved to a folder set-aside-N. Otherwise the run ends with an error."""
+    """Whether to train from the beginning if checkpoints exist but none is usable. The unusable
+    checkpoints are moved to a folder set-aside-N. Otherwise the run ends with an error."""
     timeout_seconds: PositiveInt = 3600
-    """Longest wait of the other ranks, in seconds, while rank 0 writes or reads a checkpoint. In a
-    job, spec.hang.checkpointSeconds ends the attempt earlier by default: raise both."""
+    """Maximum seconds that the other ranks wait while rank 0 writes or reads a checkpoint. In a
+    job, spec.hang.checkpointSeconds is shorter by default, so raise both."""
 
 
 class LogConfig(Section):
     """Settings of progress lines."""
 
     every_steps: PositiveInt = 10
-    """Updates between two progress lines."""
+    """Number of updates between two progress lines."""
     all_ranks: bool = False
-    """Whether every rank prints progress lines with its own times, instead of rank 0 only."""
+    """Whether every rank prints progress lines with its own times. Otherwise only rank 0 prints."""
     trackers: list[TrackerName] = Field(default_factory=list)
-    """Experiment trackers that rank 0 writes: tensorboard, mlflow, wandb. Packages of the last two
-    must be installed."""
+    """Experiment trackers to which rank 0 writes: tensorboard, mlflow, wandb. mlflow and wandb need
+    their packages."""
     peak_tflops: PositiveFloat | None = None
     """Peak rate of one device at the run's precision, in TFLOP/s. If set, progress lines include
     the model FLOPs utilization; the task must define flops_per_sample."""
@@ -84,48 +84,55 @@ class RunConfig(Section):
     """Settings of one run."""
 
     epochs: PositiveInt | None = None
-    """Passes over the training data. Default: 1, unless max_steps is set."""
+    """Number of passes over the training data. Default: 1, unless max_steps is set."""
     max_steps: PositiveInt | None = None
-    """Updates after which the run is complete, even within an epoch. Default: no limit."""
+    """Number of updates after which the run is complete, even within an epoch. Default: no
+    limit."""
     max_seconds: PositiveFloat | None = None
     """Seconds of training over all attempts, after which the run is complete. Default: no limit."""
     global_batch: PositiveInt = 32
-    """Samples per update over all ranks, at least one per rank. Shares may differ by one sample."""
+    """Samples per update over all ranks, at least one per rank. The ranks' shares may differ by one
+    sample."""
     micro_batch: PositiveInt | None = None
-    """Samples per rank in one forward pass. Default: the rank's whole share of the update."""
+    """Maximum samples per rank in one forward pass. Default: the rank's whole share of the
+    update."""
     precision: Precision = "auto"
     """Precision of the forward and backward pass. Weights are fp32, or fp64 with fp64. auto is tf32
     on CUDA and fp32 on the CPU."""
     clip_norm: PositiveFloat | None = None
-    """Maximum norm of the gradient, which is clipped to it. Default: no clipping."""
+    """Maximum norm of the gradient. A larger gradient is scaled down. Default: no clipping."""
     sync_batch_norm: bool = False
     """Whether BatchNorm uses the samples of all ranks in training. CUDA only."""
     channels_last: bool = False
     """Whether images use torch's channels_last memory format, which is faster on CUDA."""
     activation_checkpointing: bool = False
-    """Whether repeated blocks, such as those of a transformer, keep only their inputs and compute
-    once more in the backward pass. Takes less memory and about a third more time."""
+    """Whether repeated blocks, for example of a transformer, store only their inputs and are
+    computed again in the backward pass. This takes less memory and about a third more time."""
     compile: bool = False
     """Whether to compile the model with torch.compile."""
     compile_dynamic: bool | None = None
-    """Whether torch.compile makes one program for all shapes of a batch (true) or one per shape
-    (false), of which there may be eight. Default: one for all after the first change of a shape."""
+    """Whether torch.compile makes one program for all shapes of a batch (true), or up to eight
+    programs for single shapes (false). Default: one for all shapes after the first change of a
+    shape."""
     compile_mode: CompileMode = "default"
-    """What torch.compile optimizes for. reduce-overhead uses CUDA graphs on CUDA, and max-autotune
+    """Optimization goal of torch.compile. reduce-overhead uses CUDA graphs on CUDA. max-autotune
     also tries different kernels, which takes minutes."""
     deterministic: bool = False
     """Whether to use only deterministic algorithms, which are slower."""
     init_from: str | None = None
     """Initial weights: path of a safetensors file, a checkpoint or a run's directory. Training
-    starts at update 0. A checkpoint of this run takes precedence."""
+    starts at update 0. An existing checkpoint of this run takes precedence."""
     init_strict: bool = True
-    """Whether all weights of init_from must match. Otherwise mismatches only cause a warning."""
+    """Whether all weights of init_from must match the model. Otherwise a mismatch only causes a
+    warning."""
     eval_every_steps: PositiveInt | None = None
-    """Updates between two evaluations, and one at the end. Default: one per epoch."""
+    """Number of updates between two evaluations. The end of the run is evaluated too. Default: one
+    evaluation per epoch."""
     collect_every_steps: PositiveInt = 50
-    """Updates between two runs of Python's garbage collector, simultaneous on all ranks."""
+    """Number of updates between two garbage collections of Python, which all ranks run at the same
+    time."""
     seed: NonNegativeInt = 0
-    """Seed of all random numbers."""
+    """Seed of all random generators."""
     device: Device = "auto"
     """Device for training. auto uses CUDA if available, otherwise the CPU."""
     optimizer: OptimizerConfig = OptimizerConfig()
@@ -137,7 +144,7 @@ class RunConfig(Section):
     parallel: ParallelConfig = ParallelConfig()
     log: LogConfig = LogConfig()
     task: dict[str, JsonValue] = Field(default_factory=dict)
-    """Settings of the task, validated by its own model."""
+    """Settings of the task, which the task's own model validates."""
 
     @model_validator(mode="after")
     def _check_combinations(self) -> Self:
@@ -185,7 +192,7 @@ class RunConfig(Section):
             world_size: Number of ranks.
 
         Raises:
-            InputError: If a rank would have no sample.
+            InputError: If a rank would get no sample.
         """
         if self.global_batch < world_size:
             raise InputError(
@@ -199,11 +206,11 @@ class RunConfig(Section):
 
 @dataclass(frozen=True, slots=True)
 class BatchSplit:
-    """Division of one update among ranks and forward passes."""
+    """Division of one update's samples among ranks and forward passes."""
 
     per_rank: int
     """Maximum number of samples per rank and update."""
     micro_batch: int
     """Maximum number of samples per rank and forward pass."""
     accumulation: int
-    """Forward passes per rank and update."""
+    """Number of forward passes per rank and update."""

@@ -21,5 +21,5 @@ class Section(BaseModel):
 
 
 def no_effect(key: str, case: str) -> str:
-    """Return the error message about a setting that has no effect in a case, like `with sgd`."""
+    """Return an error message about a setting without effect in a case, for example `with sgd`."""
     return f'"{key}" must not be set {case}, because it has no effect'

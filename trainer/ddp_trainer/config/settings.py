@@ -1,4 +1,4 @@
-"""Loading and validation of a `RunConfig` from environment, document and command line.
+"""Load and validate a `RunConfig` from environment, document and command line.
 
 Later sources override earlier ones: defaults, the environment's checkpoint variables, the document
 (`--config` or the environment's), then `--section.key=value` arguments.
@@ -36,7 +36,7 @@ def read_document(source: str) -> Document:
     """Read a configuration from JSON text or from the path of a JSON file.
 
     Raises:
-        InputError: If the source is neither, or is not a JSON object.
+        InputError: If the source is neither JSON text nor a JSON file, or not an object.
     """
     text, origin = source, "the given text"
     if not source.lstrip().startswith("{"):
@@ -104,7 +104,8 @@ def resolve(document: Document) -> RunConfig:
     """Validate a merged document and return it as a `RunConfig`.
 
     Raises:
-        InputError: If the document is invalid; names the first wrong setting by its dotted path.
+        InputError: If the document is invalid. The message names the first wrong setting by its
+            dotted path.
     """
     return check(RunConfig, document)
 
@@ -118,7 +119,8 @@ def check(model: type[Model], document: Document, prefix: str = "") -> Model:
         prefix: Dotted path of this document in the whole configuration, with its final dot.
 
     Raises:
-        InputError: If the document is invalid; names the first wrong setting by its dotted path.
+        InputError: If the document is invalid. The message names the first wrong setting by its
+            dotted path.
     """
     known = list(_known_keys(model, prefix))
     for path in _unknown_keys(model, document, prefix):
@@ -131,7 +133,7 @@ def check(model: type[Model], document: Document, prefix: str = "") -> Model:
 
 
 def describe() -> str:
-    """Return the help text of all settings, each with its default and its description."""
+    """Return the help text of all settings, with their defaults and descriptions."""
     lines = []
     for path, setting in _settings_of(RunConfig, ""):
         default = json.dumps(setting.get_default(call_default_factory=True))
@@ -173,7 +175,7 @@ def _section(annotation: Any) -> type[BaseModel] | None:
 
 
 def _suggestion(path: str, known: list[str]) -> str:
-    """Suggest the most similar known key, by its whole path or else by its last part."""
+    """Return a hint with the most similar known key, by whole path or else by last part."""
     close = difflib.get_close_matches(path, known, n=1, cutoff=0.7)
     if not close:
         by_name = {key.rpartition(".")[2]: key for key in reversed(known)}

@@ -1,4 +1,4 @@
-"""Choice of the number of worker processes by the time that a batch takes."""
+"""Choose the number of worker processes from the time that the preparation of a batch takes."""
 
 import pickle
 import time
@@ -10,9 +10,9 @@ from ddp_trainer.data.prefetch import tensors_in
 from ddp_trainer.task import is_indexed
 
 SLOW_SECONDS = 0.005
-"""Time to prepare a batch from which worker processes are worth their start, in seconds.
+"""Minimum seconds to prepare a batch for which worker processes are started.
 
-A GPU makes an update of a small model in about this time.
+A GPU needs about this time for an update of a small model.
 """
 LARGEST_COPY = 256 << 20
 """Maximum pickled size, in bytes, of a data set that is copied to each worker process."""
@@ -20,13 +20,13 @@ LARGEST_COPY = 256 << 20
 
 @dataclass(frozen=True, slots=True)
 class WorkerChoice:
-    """A number of worker processes per rank, and why it was chosen."""
+    """Number of worker processes per rank, and the reason for it."""
 
     workers: int
     reason: str
 
     def sentence(self) -> str:
-        """Return the choice as one sentence."""
+        """Return the number and the reason as one sentence."""
         return f"data.workers auto: {self.workers} worker processes per rank, because {self.reason}"
 
 
@@ -42,9 +42,9 @@ def choose_workers(
 
     Args:
         data: Training data.
-        prepare: Prepares the first batch in this process.
+        prepare: Function that prepares the first batch in this process.
         spare: CPUs that the rank can spare.
-        clock: Source of time, in seconds.
+        clock: Function that returns the time in seconds.
         shipped: All other objects that each worker process receives.
     """
     if not spare:
@@ -71,7 +71,7 @@ class _TooLargeError(Exception):
 
 
 class _Counter:
-    """A file that only counts what is written, up to a limit."""
+    """File object that only counts the written bytes, up to a limit."""
 
     def __init__(self) -> None:
         self._written = 0
@@ -85,7 +85,7 @@ class _Counter:
 
 
 def _obstacle(objects: tuple[Any, ...]) -> str | None:
-    """Return why the objects cannot be given to worker processes, or None."""
+    """Return the reason why the objects cannot be sent to worker processes, or None."""
     too_large = f"each of them would copy more than {LARGEST_COPY >> 20} MiB of data"
     # torch copies a tensor before it writes it, so look for large ones first.
     tensors = tensors_in([getattr(one, "__dict__", None) for one in objects])

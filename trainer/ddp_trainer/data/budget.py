@@ -1,9 +1,9 @@
-"""Threads and worker processes of each rank, derived from the CPU quota of the container."""
+"""Derive the threads and worker processes of each rank from the CPU quota of the container."""
 
 from dataclasses import dataclass
 
 MAX_DEFAULT_WORKERS = 8
-"""Maximum number of worker processes per rank by default. More seldom speed up loading."""
+"""Maximum default number of worker processes per rank. More processes rarely speed up loading."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -11,15 +11,15 @@ class CpuBudget:
     """One rank's share of the CPUs."""
 
     threads: int
-    """Compute threads of the rank."""
+    """Number of compute threads of the rank."""
     workers: int
-    """Worker processes that prepare batches."""
+    """Number of worker processes that prepare batches."""
     warning: str | None = None
-    """One sentence, if the requested workers need more CPUs than the container may use."""
+    """Warning if the requested workers need more CPUs than the container may use, or None."""
 
 
 def spare_cpus(cpus: int, local_ranks: int) -> int:
-    """Return the CPUs that each rank can spare for worker processes, at most a useful number."""
+    """Return how many CPUs each rank can spare for worker processes, at most the useful number."""
     return min(MAX_DEFAULT_WORKERS, max(1, cpus // local_ranks) - 1)
 
 
@@ -27,9 +27,10 @@ def divide_cpus(cpus: int, local_ranks: int, requested: int | None) -> CpuBudget
     """Divide the CPUs of a container among its ranks, and each share among threads and workers.
 
     Args:
-        cpus: CPUs that the container may use, by its quota.
+        cpus: Number of CPUs in the container's quota.
         local_ranks: Ranks in the container.
-        requested: Worker processes per rank. By default the CPUs that the rank itself can spare.
+        requested: Worker processes per rank. The default is the number of CPUs that the rank can
+            spare.
     """
     share = max(1, cpus // local_ranks)
     if requested is None:

@@ -1,9 +1,9 @@
-"""Exact evaluation: no padding, sums and counts over all ranks, one reduction at the end.
+"""Evaluate exactly: without padding, from sums and counts over all ranks.
 
 Each sample counts once, on one rank. Ranks may have different numbers of micro-batches, so no
-collective may run in between, and the bare model is evaluated instead of its wrapper. Sums and
-counts are kept in fp64 on the device. The mean is taken of the reduced sums, so that it does not
-depend on how the samples are divided.
+collective may run between them, and the bare model is evaluated instead of its wrapper. Sums and
+counts are kept in fp64 on the device and reduced once at the end. The mean is computed from the
+reduced sums, so that it does not depend on the division of the samples.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -32,13 +32,13 @@ def evaluate(
     """Return the mean of each metric over the evaluation data. Every rank must call it.
 
     Args:
-        task: Provides the metrics. Without metrics the loss is the only one.
+        task: Task that provides the metrics. Without metrics, only the loss is evaluated.
         model: The bare model. A wrapper's collectives would hang, because ranks may have different
             numbers of micro-batches.
         micro_batches: This rank's share of the evaluation data.
         device: The rank's device.
-        autocast: Creates the context of the run's precision.
-        refresh_heartbeat: Called after every micro-batch.
+        autocast: Function that creates the context of the run's precision.
+        refresh_heartbeat: Function that is called after every micro-batch.
 
     Returns:
         The metrics by name, equal on all ranks.
@@ -91,7 +91,7 @@ def _metrics(task: Task, model: nn.Module, micro_batch: MicroBatch) -> Mapping[s
 
 
 def _compare_names(names: list[str], device: torch.device) -> None:
-    """Refuse names that differ between ranks, because the sums are reduced by position."""
+    """Refuse metric names that differ between ranks, because sums are reduced by position."""
     hashes = by_rank(derive_seed(*names), device)
     odd = next((rank for rank, value in enumerate(hashes) if value != hashes[0]), None)
     if odd is None:

@@ -1,4 +1,4 @@
-"""Fingerprint of a data set. Ranks compare it to check that they all read the same data."""
+"""Compute a fingerprint of a data set, with which ranks check that they read the same data."""
 
 import hashlib
 from collections.abc import Mapping
@@ -11,15 +11,15 @@ from ddp_trainer.seeds import derive_seed, seed_all
 from ddp_trainer.task import is_indexed
 
 HASHED_SAMPLES = 4
-"""Number of samples that the fingerprint hashes, evenly spread over the data set."""
+"""Number of samples that the fingerprint hashes, at equal distances in the data set."""
 
 
 def fingerprint(data: Any) -> str:
     """Return the type of the data set, its number of samples, and a hash of a few samples.
 
-    A sample that differs when it is read twice is hashed by its shape and type only. Its random
-    generator cannot be seeded from here. Data without an index are described by their type only,
-    because reading them might consume them.
+    A sample that differs when it is read twice is hashed by its shape and type only. The
+    fingerprint cannot seed the sample's random generator. Data without an index are described only
+    by their type, because reading the samples might consume them.
 
     Args:
         data: Training or evaluation data.

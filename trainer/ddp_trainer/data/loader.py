@@ -1,10 +1,10 @@
-"""Loaders: they turn portions into micro-batches, in this process or in worker processes.
+"""Load micro-batches from portions, in this process or in worker processes.
 
-A sampler decides which samples each micro-batch of a rank has, and with which seed they are
-prepared: a portion (`data.sampler`). The loader only reads the portions in their order. So neither
-the number of workers nor their speed changes a batch, and a run that resumes with other workers
-gets the same data. An error in a worker travels as an `Unreadable`, which names the sample, and the
-rank raises it.
+A sampler (`data.sampler`) yields portions: the samples of each micro-batch of a rank, and the seed
+for their preparation. The loader only reads the portions in their order. So neither the number nor
+the speed of workers changes a batch, and a run that resumes with a different number of workers gets
+the same data. A worker returns an error as an `Unreadable`, which names the sample, and the rank
+raises the error.
 """
 
 import copy
@@ -42,7 +42,7 @@ _MAX_LISTED = 8
 
 @dataclass(frozen=True, slots=True)
 class MicroBatchDataset(Dataset[MicroBatch | Unreadable]):
-    """Micro-batches of indexed data, by portion. It runs in the rank or in its worker processes."""
+    """Data set that returns the micro-batch of each portion, in the rank or in a worker process."""
 
     data: Indexed
     collate: Callable[[Any], Any]
@@ -61,7 +61,7 @@ class MicroBatchDataset(Dataset[MicroBatch | Unreadable]):
 
 @dataclass(frozen=True, slots=True)
 class InProcessLoader:
-    """A loader that prepares each micro-batch in this process, without torch's DataLoader."""
+    """Loader that prepares each micro-batch in this process, without torch's DataLoader."""
 
     dataset: MicroBatchDataset
     portions: Iterable[Portion[int]]
@@ -74,7 +74,7 @@ def make_sampler(task: Task, config: RunConfig, saved: SavedState | None = None)
     """Create the sampler for the task's training data.
 
     Args:
-        task: Provides the data.
+        task: Task that provides the data.
         config: The resolved config.
         saved: State of the checkpoint from which the run resumes, if any.
 
@@ -104,7 +104,7 @@ def make_sampler(task: Task, config: RunConfig, saved: SavedState | None = None)
 
 @dataclass(frozen=True, slots=True)
 class LoaderFactory:
-    """Factory of a rank's loaders, with the settings that they share."""
+    """Factory of a rank's loaders, with the settings that all of them share."""
 
     task: Task
     config: DataConfig
@@ -114,12 +114,12 @@ class LoaderFactory:
     def training(
         self, sampler: Sampler, rank_slice: RankSlice, start: int, updates: int
     ) -> Iterable[MicroBatch]:
-        """Create the loader of this rank's training data from a position on, in host memory.
+        """Create a loader of this rank's training data, starting at a position.
 
         Args:
             sampler: Sampler of the training data.
             rank_slice: Slice of this rank.
-            start: Global samples consumed so far.
+            start: Number of samples that all ranks have consumed so far.
             updates: Number of updates to make.
         """
         data = self.task.train_data
@@ -133,7 +133,7 @@ class LoaderFactory:
         )
 
     def evaluation(self, rank_slice: RankSlice) -> Iterable[MicroBatch] | None:
-        """Create the loader of this rank's evaluation data; None if the task has none."""
+        """Create a loader of this rank's evaluation data, or return None if the task has none."""
         data = self.task.eval_data
         if data is None:
             return None
@@ -147,13 +147,13 @@ class LoaderFactory:
         return Readable(loader, "evaluation: ")
 
     def first(self, sampler: Sampler, rank_slice: RankSlice, start: int) -> MicroBatch:
-        """Return the first micro-batch from a position on, prepared in this process."""
+        """Return the first micro-batch at a position, prepared in this process."""
         in_process = replace(self, budget=replace(self.budget, workers=0))
         first: MicroBatch = next(iter(in_process.training(sampler, rank_slice, start, 1)))
         return first
 
     def shipped(self) -> tuple[Any, ...]:
-        """Return what each worker process receives besides the training data."""
+        """Return the objects that each worker process receives besides the training data."""
         return self.task.eval_data, self._collate
 
     def _indexed(
@@ -205,14 +205,14 @@ class LoaderFactory:
 
 
 def _identity(micro_batch: Any) -> Any:
-    """Return the micro-batch unchanged. torch's default would walk through it at every step."""
+    """Return the micro-batch unchanged. torch's default would traverse it at each step."""
     return micro_batch
 
 
 def _without_model(task: Task) -> Task:
-    """Return a copy of the task without its model, to be pickled for the worker processes.
+    """Return a copy of the task without its model, to send to worker processes.
 
-    With the model, each worker would need a copy of it, or would open the device.
+    Otherwise each worker would need memory for the model, or would open the device.
     """
     twin = copy.copy(task)
     if not isinstance(task, torch.nn.Module):
@@ -221,7 +221,7 @@ def _without_model(task: Task) -> Task:
 
 
 def by_update(micro_batches: Iterable[MicroBatch]) -> Iterator[Iterator[MicroBatch]]:
-    """Group micro-batches by update. Exhaust each group before asking for the next one."""
+    """Group micro-batches by update. The caller must exhaust each group before the next one."""
     stream = iter(micro_batches)
 
     def group(micro_batch: MicroBatch) -> Iterator[MicroBatch]:
@@ -236,13 +236,13 @@ def by_update(micro_batches: Iterable[MicroBatch]) -> Iterator[Iterator[MicroBat
 
 @dataclass(slots=True)
 class FetchProgress:
-    """The part of a micro-batch's preparation that is under way."""
+    """Progress of the preparation of a micro-batch, for error messages."""
 
     index: int | None = None
-    """The sample that is read; None if all of them are read at once, or collated."""
+    """Index of the sample that is being read; None if all samples are read or collated at once."""
 
     def described(self, indices: Sequence[int]) -> str:
-        """Return the samples under way, for a message."""
+        """Return the samples that are being prepared, as text for a message."""
         if self.index is not None:
             return f"sample {self.index}"
         listed = ", ".join(map(str, indices[:_MAX_LISTED]))
@@ -251,14 +251,14 @@ class FetchProgress:
 
 
 def fetch(data: Indexed, indices: Sequence[int], progress: FetchProgress | None = None) -> Any:
-    """Return samples as `collate` takes them: a list, or the result of the data's `__getitems__`.
+    """Return samples in the form that `collate` takes: a list, or `__getitems__`'s result.
 
     torch's own loader calls `__getitems__` in the same way.
 
     Args:
         data: The data set.
         indices: Indices of the samples.
-        progress: Receives the index of the sample that is being read.
+        progress: Object that receives the index of the sample that is being read.
     """
     many = getattr(data, "__getitems__", None)
     if many:
@@ -272,5 +272,5 @@ def fetch(data: Indexed, indices: Sequence[int], progress: FetchProgress | None 
 
 
 def collate_of(task: Task) -> Callable[[Any], Any]:
-    """Return the function that joins samples to a batch: the task's own, or torch's default."""
+    """Return the function that joins samples to a batch: the task's own or torch's default."""
     return task.collate if isinstance(task, HasCollate) else default_collate

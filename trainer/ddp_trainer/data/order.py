@@ -1,10 +1,10 @@
-"""The order of the samples in one epoch, as a function of the seed.
+"""Compute the order of the samples in one epoch from the seed.
 
-The order of a large data set is computed in blocks, so no rank ever holds an array of the epoch. It
-is a Feistel network on pairs of numbers (Black and Rogaway 2002, "Ciphers with arbitrary finite
-domains"). Each round adds a hash of one number to the other. A round can be undone, so different
-positions have different samples. There are slightly more pairs than samples. A pair beyond the
-samples goes through the network again until it is a sample.
+The order of a large data set is computed in blocks, so no rank ever holds an array of the epoch.
+The algorithm is a Feistel network on pairs of numbers (Black and Rogaway 2002, "Ciphers with
+arbitrary finite domains"). Each round adds a hash of one number to the other. A round can be
+undone, so different positions have different samples. There are slightly more pairs than samples. A
+pair without a sample goes through the network again until it has one.
 """
 
 import math
@@ -16,14 +16,16 @@ from numpy.typing import NDArray
 from ddp_trainer.seeds import derive_seed
 
 ORDER_VERSION = 2
-"""Version of the orders, stored in checkpoints. In version 1 the order of all data is a list."""
+"""Version of the algorithm for orders, which checkpoints store. In version 1 every order is a
+list."""
 MOST_LISTED = 1 << 20
-"""Maximum number of samples whose order is a list. All its orders are equally likely, and it needs
-8 MB."""
+"""Maximum number of samples for which the order is stored as a list, which needs 8 MB. All orders
+of a list are equally likely."""
 BLOCK = 8192
-"""Positions that are computed together, so that they share the cost of NumPy's calls."""
+"""Number of positions that are computed together, so that they share the cost of NumPy calls."""
 ROUNDS = 6
-"""Rounds of the network. With ideal hashes three would do (Luby and Rackoff 1988)."""
+"""Number of rounds of the network. With ideal hashes three would suffice (Luby and Rackoff
+1988)."""
 
 Numbers = NDArray[np.uint64]
 
@@ -32,14 +34,14 @@ _HALF = np.uint64(32)
 
 
 class ListedOrder:
-    """A random order, drawn as a whole."""
+    """Random order that is drawn as a whole and stored as a list."""
 
     def __init__(self, size: int, seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
         self._order = torch.randperm(size, generator=generator).numpy()
 
     def __getitem__(self, positions: slice) -> list[int]:
-        """Return the samples at some positions."""
+        """Return the samples at the given positions."""
         found: list[int] = self._order[positions].tolist()
         return found
 
@@ -58,7 +60,7 @@ class ComputedOrder:
         self._block: list[int] = []
 
     def __getitem__(self, positions: slice) -> list[int]:
-        """Return the samples at consecutive positions."""
+        """Return the samples at the given consecutive positions."""
         begin, end, _ = positions.indices(self._size)
         if not self._begin <= begin <= end <= self._begin + len(self._block):
             last = min(self._size, max(end, begin + BLOCK))
@@ -73,7 +75,7 @@ class ComputedOrder:
         return samples
 
     def _encrypted(self, numbers: Numbers) -> Numbers:
-        """Apply the network once. It permutes all numbers below rows * columns."""
+        """Apply the network once, which permutes all numbers below rows * columns."""
         pair = list(np.divmod(numbers, self._columns))
         for number, key in enumerate(self._keys):
             side = number % 2
@@ -91,14 +93,14 @@ def order_of(size: int, seed: int, version: int) -> ListedOrder | ComputedOrder:
     Args:
         size: Samples in the data set.
         seed: Seed of the epoch.
-        version: Version of the orders of this run.
+        version: Version of the algorithm that this run uses.
     """
     listed = size <= MOST_LISTED or version < ORDER_VERSION
     return ListedOrder(size, seed) if listed else ComputedOrder(size, seed)
 
 
 def _hashed(numbers: Numbers, key: np.uint64, modulus: np.uint64) -> Numbers:
-    """Return a hash of each number, from 0 to below a modulus of at most 32 bits."""
+    """Return a hash of each number, below a modulus of at most 32 bits."""
     mixed = numbers ^ key
     mixed *= _FACTORS[0]
     mixed ^= mixed >> _HALF

@@ -1,10 +1,10 @@
-"""Copy of batches to the device; on CUDA one batch ahead of the computation.
+"""Copy batches to the device, on CUDA one batch ahead of the computation.
 
 On CUDA a side stream copies the next batch from pinned memory while the compute stream works on the
-current one. Before a batch is used, the compute stream waits for its copy, and the allocator
-keeps the memory of each tensor until the compute stream is done with it. If a batch contains
-an object in which no tensor can be found, the compute stream copies it, because nothing could
-protect its memory.
+current one. Before a batch is used, the compute stream waits for its copy. The allocator keeps the
+memory of each tensor until the compute stream no longer needs it. If a batch contains an object
+whose tensors cannot be found, the compute stream copies the batch, because the memory of these
+tensors could not be protected.
 """
 
 import copy
@@ -29,7 +29,7 @@ def on_device(
     Args:
         micro_batches: Micro-batches in host memory, pinned or not.
         device: Target device.
-        clock: Measures the time until each batch is in host memory.
+        clock: Clock that measures the time until each batch is in host memory.
     """
     arriving = clock.timed(micro_batches) if clock else micro_batches
     match device.type:
@@ -63,7 +63,7 @@ def _one_ahead(micro_batches: Iterable[MicroBatch], device: torch.device) -> Ite
 
 
 def _arrived(micro_batch: MicroBatch, event: torch.cuda.Event, device: torch.device) -> MicroBatch:
-    """Make the compute stream wait for the copy, and keep its memory until the stream is done."""
+    """Make the compute stream wait for the copy, and keep the copy's memory while it is used."""
     stream = torch.cuda.current_stream(device)
     stream.wait_event(event)
     for tensor in tensors_in(micro_batch.batch):
@@ -111,7 +111,7 @@ def _is_plain_dataclass(value: Any) -> bool:
 
 
 def _is_searchable(value: Any) -> bool:
-    """Return whether `tensors_in` finds all tensors of a batch."""
+    """Return whether `tensors_in` can find all tensors of a batch."""
     if isinstance(value, torch.Tensor):
         return True
     if isinstance(value, Mapping):

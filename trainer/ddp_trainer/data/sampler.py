@@ -1,7 +1,8 @@
-"""Choice of the samples that each rank processes in each update.
+"""Choose the samples that each rank processes in each update.
 
-The position of a run is one number: global samples consumed. The order of an epoch is a function of
-(seed, epoch) alone. So a run resumes exactly in the middle of an epoch, at any world size.
+The position of a run is one number: the samples that all ranks have consumed. The order of an epoch
+depends only on the seed and the epoch. So a run resumes exactly in the middle of an epoch, at any
+world size.
 """
 
 from collections.abc import Iterator
@@ -18,43 +19,45 @@ Order = range | ListedOrder | ComputedOrder
 
 
 class Portion(NamedTuple, Generic[T]):
-    """The samples of one micro-batch, before they are read and collated."""
+    """Samples of one micro-batch before they are read and collated."""
 
     items: list[T]
     """Indices of samples; for data without an index, the samples themselves."""
     weight: float
-    """1, or 0 for a placeholder. A rank without samples must still take part in the reduction."""
+    """Weight of the loss: 1, or 0 for a placeholder, with which a rank without samples takes part
+    in the reduction."""
     update_samples: int
-    """Samples of the whole update, over all ranks."""
+    """Number of samples in the whole update, over all ranks."""
     last: bool
-    """Whether this is the rank's last micro-batch of the update."""
+    """Whether this is the rank's last micro-batch in the update."""
     seed: int
-    """Seed for the preparation of the samples."""
+    """Random seed for the preparation of the samples."""
 
 
 @dataclass(frozen=True, slots=True)
 class GlobalSampler:
     """Sampler that cuts each epoch into global batches, and each global batch into rank slices.
 
-    Every sample occurs once per epoch. The last batch of an epoch holds the remaining samples. The
-    samples of a batch are dealt out one by one, so the shares of ranks differ by at most one. All
-    ranks make the same number of updates.
+    Every sample occurs once per epoch. The last batch of an epoch has the remaining samples. The
+    samples of a batch are assigned to the ranks in turn, so the shares of ranks differ by at most
+    one. All ranks make the same number of updates.
 
     With `drop_last` no update uses the last batch of an epoch if it is incomplete. Positions count
-    its samples as consumed. So a position means the same with any batch and either setting.
+    its samples as consumed. So the meaning of a position does not depend on the batch size or on
+    `drop_last`.
 
     Raises:
         InputError: If an epoch would have no updates.
     """
 
     size: int
-    """Samples in the data set."""
+    """Number of samples in the data set."""
     global_batch: int
     seed: int
     shuffle: bool = True
     drop_last: bool = False
     order_version: int = ORDER_VERSION
-    """Version of the orders. A run keeps the version with which it began."""
+    """Version of the algorithm for orders. A run keeps the version with which it began."""
 
     def __post_init__(self) -> None:
         if self.drop_last and self.size < self.global_batch:
@@ -70,7 +73,7 @@ class GlobalSampler:
         return order_of(self.size, derive_seed(self.seed, "order", epoch), self.order_version)
 
     def epoch_of(self, samples: int) -> int:
-        """Return the epoch of the newest sample, counted from 1; 0 before the first sample."""
+        """Return the epoch of the last consumed sample, from 1; 0 before the first sample."""
         return -(-samples // self.size)
 
     def ends_epoch(self, samples: int) -> bool:
@@ -82,12 +85,12 @@ class GlobalSampler:
 
         Args:
             start: Position before the update.
-            samples: Samples of the update.
+            samples: Number of samples in the update.
         """
         return self._skip_dropped(self._skip_dropped(start) + samples)
 
     def updates_between(self, start: int, end: int) -> int:
-        """Return the updates that lead from one position to another, or just beyond it."""
+        """Return the number of updates from one position to another position, or just beyond it."""
         (first, offset), (last, rest) = divmod(start, self.size), divmod(end, self.size)
         if first == last:
             return self._batches(offset, rest)
@@ -95,15 +98,15 @@ class GlobalSampler:
         return self._batches(offset, self.size) + whole + self._batches(0, rest)
 
     def end_after(self, updates: int) -> int:
-        """Return the position after this number of updates from the beginning."""
+        """Return the position after the given number of updates from the beginning."""
         epochs, batches = divmod(updates, self._batches(0, self.size))
         return epochs * self.size + batches * self.global_batch
 
     def portions(self, start: int, updates: int, rank_slice: "RankSlice") -> Iterator[Portion[int]]:
-        """Yield one rank's portions from a position on.
+        """Yield one rank's portions, starting at a position.
 
         Args:
-            start: Global samples consumed so far.
+            start: Number of samples that all ranks have consumed so far.
             updates: Number of updates to make.
             rank_slice: Slice of the rank.
         """
@@ -119,13 +122,13 @@ class GlobalSampler:
             epoch, offset, updates = epoch + 1, 0, updates - len(begins)
 
     def _batches(self, offset: int, end: int) -> int:
-        """Return the updates between two offsets in an epoch."""
+        """Return the number of updates between two offsets in an epoch."""
         batches = -(-(end - offset) // self.global_batch)
         complete = (self.size - offset) // self.global_batch
         return min(batches, complete) if self.drop_last else batches
 
     def _skip_dropped(self, position: int) -> int:
-        """Return the end of the epoch if the rest of it is dropped, else the position itself."""
+        """Return the end of the epoch if its remaining samples are dropped, else the position."""
         left = self.size - position % self.size
         return position + left if self.drop_last and left < self.global_batch else position
 
@@ -144,11 +147,11 @@ class RankSlice:
 
         Shares differ by at most one sample, and so do the portions of a rank. All ranks get the
         same number of portions, because a strategy may gather weights in each forward pass. A rank
-        with fewer samples than that ends with placeholders of weight 0.
+        with fewer samples than portions ends with placeholders of weight 0.
 
         Args:
             batch: Samples of all ranks, or their indices.
-            seed: Base of the seeds for the preparation of the samples.
+            seed: Base from which the portions' seeds are derived.
         """
         share = batch[self.rank :: self.world_size]
         passes = passes_of(len(batch), self.world_size, self.micro_batch)
@@ -174,7 +177,7 @@ def passes_of(samples: int, world_size: int, micro_batch: int) -> int:
 
 
 def divided(samples: int, parts: int) -> list[int]:
-    """Return the sizes of nearly equal parts, the larger ones first."""
+    """Return the sizes of equal parts that differ by at most one, the larger ones first."""
     size, larger = divmod(samples, parts)
     return [size + (number < larger) for number in range(parts)]
 
@@ -182,13 +185,13 @@ def divided(samples: int, parts: int) -> list[int]:
 def shortest_pass(
     samples: int, world_size: int, micro_batch: int, *, together: bool = False
 ) -> int:
-    """Return the fewest samples in a forward pass of one update, without placeholders.
+    """Return the smallest number of samples in any forward pass of one update.
 
     Args:
         samples: Samples of the update, over all ranks.
         world_size: Number of ranks.
         micro_batch: Maximum number of samples in one forward pass of a rank.
-        together: Whether to count the samples of all ranks in a pass.
+        together: Whether to count the samples of all ranks together in a pass.
     """
     passes = passes_of(samples, world_size, micro_batch)
     ranks = [divided(share, passes) for share in divided(samples, world_size)]
@@ -197,7 +200,7 @@ def shortest_pass(
 
 
 def evaluation_portions(size: int, rank_slice: RankSlice) -> list[Portion[int]]:
-    """Return one rank's portions of one pass over evaluation data, with each sample exactly once.
+    """Return one rank's portions of the evaluation data, with each sample exactly once.
 
     Args:
         size: Samples in the data set.
@@ -207,17 +210,17 @@ def evaluation_portions(size: int, rank_slice: RankSlice) -> list[Portion[int]]:
 
 
 class MicroBatch(NamedTuple):
-    """The samples of one forward pass on one rank, collated to a batch."""
+    """Samples of one forward pass on one rank, collated to a batch."""
 
     batch: Any
     weight: float
-    """1, or 0 for a placeholder."""
+    """Weight of the loss: 1, or 0 for a placeholder."""
     update_samples: int
-    """Samples of the whole update, over all ranks."""
+    """Number of samples in the whole update, over all ranks."""
     last: bool
-    """Whether this is the rank's last micro-batch of the update."""
+    """Whether this is the rank's last micro-batch in the update."""
 
     @classmethod
     def of(cls, portion: Portion[Any], batch: Any) -> "MicroBatch":
-        """Create the micro-batch of a portion from its collated samples."""
+        """Create a micro-batch from a portion and its collated samples."""
         return cls(batch, portion.weight, portion.update_samples, portion.last)

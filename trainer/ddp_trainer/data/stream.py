@@ -1,10 +1,10 @@
-"""Data without index and length, which can only be read from the beginning.
+"""Sample data without index and length, which can only be read from the beginning.
 
 Every rank reads the whole stream and takes its slice of each global batch, as with indexed data. So
 each sample is used exactly once per pass, with any number of ranks and worker processes. A run
-resumes by skipping the samples that it has consumed. The cost is reading: each rank, and each of
-its workers, reads everything. All of them must see the same samples in the same order, so a stream
-that shuffles needs its own generator.
+resumes by skipping the samples that it has consumed. The cost is that each rank, and each of its
+workers, reads the whole stream. All of them must see the same samples in the same order, so a
+stream that shuffles needs its own random generator.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -30,9 +30,10 @@ class StreamSampler:
     global_batch: int
     seed: int
     size: None = None
-    """Samples in the data set: unknown."""
+    """Number of samples in the data set, which is unknown."""
     order_version: int = ORDER_VERSION
-    """Not used: the stream itself defines the order."""
+    """Version of the algorithm for orders, which is not used: the stream itself defines the
+    order."""
 
     def epoch_of(self, samples: int) -> None:  # noqa: ARG002 - same signature as GlobalSampler
         """Return None, because only a reader of the stream sees the end of a pass."""
@@ -43,18 +44,18 @@ class StreamSampler:
         return False
 
     def after(self, start: int, samples: int) -> int:
-        """Return the position after an update of this number of samples."""
+        """Return the position after an update with the given number of samples."""
         return start + samples
 
     def portions(
         self, data: Iterable[Any], start: int, updates: int, rank_slice: RankSlice
     ) -> Iterator[Portion[Any]]:
-        """Yield one rank's portions from a position on.
+        """Yield one rank's portions, starting at a position.
 
         Args:
-            data: Yields the same samples in the same order in each iteration. If it has
-                `set_epoch(number)`, that is called before each pass.
-            start: Global samples consumed so far. They are read and dropped.
+            data: Iterable that yields the same samples in the same order each time. If it has a
+                method `set_epoch(number)`, this method is called before each pass.
+            start: Number of samples that all ranks have consumed so far. They are read and dropped.
             updates: Number of updates to make.
             rank_slice: Slice of the rank.
 
@@ -83,7 +84,7 @@ class StreamSampler:
 
 @dataclass(frozen=True, slots=True)
 class MicroBatchStream(IterableDataset[MicroBatch | Unreadable]):
-    """Micro-batches of a stream. Each of n worker processes prepares every n-th one.
+    """Micro-batches of a stream. Each of n worker processes prepares every n-th micro-batch.
 
     A torch loader takes one item from each worker in turn, so the micro-batches stay in order.
     """
@@ -112,8 +113,8 @@ class MicroBatchStream(IterableDataset[MicroBatch | Unreadable]):
 def _as_only_reader() -> Iterator[None]:
     """Hide from the data that this process is one of several workers.
 
-    Each worker must read all samples, but many streams read a part of them if `get_worker_info`
-    tells them of other workers, as torch's documentation recommends.
+    Each worker must read all samples. But many streams read only a part if `get_worker_info`
+    reports several workers, as torch's documentation recommends.
     """
     own = torch_worker._worker_info  # noqa: SLF001 - there is no public way to hide it
     torch_worker._worker_info = None  # noqa: SLF001
@@ -124,12 +125,13 @@ def _as_only_reader() -> Iterator[None]:
 
 
 def evaluation_stream(data: Iterable[Any], rank_slice: RankSlice) -> Iterator[Portion[Any]]:
-    """Yield one rank's portions of one pass over evaluation data, with each sample exactly once.
+    """Yield one rank's portions of the evaluation data, with each sample exactly once.
 
-    A rank with an empty share gets one sample of weight 0, so that every rank knows all metrics.
+    A rank with an empty share gets one sample with weight 0, so that every rank knows the names of
+    all metrics.
 
     Args:
-        data: As for training.
+        data: Iterable of samples, with the same rules as for training.
         rank_slice: Slice of the rank.
 
     Raises:

@@ -1,7 +1,7 @@
-"""Samples that cannot be read: the error reaches the rank with the number of the sample.
+"""Report samples that cannot be read to the rank, with the number of the sample.
 
-A worker process returns the failure as a value. If it raised the error, torch would hide the
-sentence behind its own, and the rank could not tell which sample it was.
+A worker process returns the failure as a value. If it raised the error, torch would replace the
+message by its own, and the rank would not know the sample.
 """
 
 import traceback
@@ -13,23 +13,23 @@ from ddp_trainer.data.sampler import MicroBatch
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """A micro-batch that could not be prepared."""
+    """Failure of the preparation of a micro-batch, as a worker process returns it."""
 
     sentence: str
-    """The sample, and the first line of the error."""
+    """Message with the sample and the first line of the error."""
     trace: str
-    """The traceback in the process that read it."""
+    """Traceback in the process that read the sample."""
 
     @classmethod
     def of(cls, error: Exception, what: str) -> "Unreadable":
-        """Return the failure to read `what`, for example `sample 7`."""
+        """Return the failure to read an item such as `sample 7`."""
         first_line = (str(error).strip().splitlines() or ["no message"])[0]
         sentence = f"{what}: {type(error).__name__}: {first_line}"
         return cls(sentence, "".join(traceback.format_exception(error)))
 
 
 class UnreadableError(Exception):
-    """A sample could not be read, or samples could not be collated.
+    """Error for a sample that could not be read, or samples that could not be collated.
 
     Its text is one sentence. The traceback of the reader is in a note.
     """
@@ -38,7 +38,7 @@ class UnreadableError(Exception):
         """Create the error.
 
         Args:
-            sentence: The place, and the first line of the original error.
+            sentence: The failed sample, and the first line of the original error.
             trace: The original traceback.
         """
         super().__init__(sentence)
@@ -46,23 +46,23 @@ class UnreadableError(Exception):
         self.add_note(trace.rstrip())
 
     def at(self, place: str) -> "UnreadableError":
-        """Return the same error with a place before its sentence."""
+        """Return the same error with a location before its message."""
         return UnreadableError(f"{place}, {self}", self.trace)
 
 
 @dataclass(frozen=True, slots=True)
 class Readable:
-    """A loader whose failures are raised in this process."""
+    """Loader that raises the failures of its worker processes in this process."""
 
     loader: Iterable[MicroBatch | Unreadable]
     place: str = ""
-    """Text before the sentence of a failure."""
+    """Text before the message of a failure, such as the name of the data set."""
 
     def __iter__(self) -> Iterator[MicroBatch]:
-        """Iterate over the micro-batches.
+        """Yield the micro-batches.
 
         Raises:
-            UnreadableError: In place of a micro-batch that could not be prepared.
+            UnreadableError: A micro-batch could not be prepared.
         """
         for micro_batch in self.loader:
             if isinstance(micro_batch, Unreadable):

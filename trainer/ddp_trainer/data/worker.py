@@ -9,10 +9,11 @@ from multiprocessing.process import BaseProcess
 
 
 def end_with_rank(_worker: int) -> None:
-    """End this worker process as soon as its rank ends. torch calls it in each worker.
+    """End this worker process as soon as its rank ends. torch calls this in each worker.
 
-    torch's own check compares the parent's process id. The parent of a worker is the fork server,
-    and that lives as long as any worker, so without this a killed rank leaves all of them behind.
+    torch's own check compares the parent's process id. But the parent of a worker is the fork
+    server, which lives as long as any worker. So without this function the workers would survive a
+    killed rank.
     """
     rank = multiprocessing.parent_process()
     if rank is not None:

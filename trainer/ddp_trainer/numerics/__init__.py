@@ -1,1 +1,1 @@
-"""Arithmetic: precision, update rules, learning rate, seeds, normalisation."""
+"""Numerics of training: precision, update rules, learning rate, seeds and normalisation."""

@@ -1,7 +1,7 @@
 """BatchNorm under data parallelism: each rank normalises by its own batch.
 
-Only evaluation uses running statistics. One reduction before each evaluation and checkpoint makes
-them equal on all ranks. DDP would broadcast each buffer at each update instead.
+Only evaluation uses running statistics. So one reduction before each evaluation and checkpoint
+makes them equal on all ranks. DDP's default is a broadcast of each buffer at each update.
 """
 
 import torch
@@ -12,7 +12,7 @@ from ddp_trainer.ranks.collectives import is_joined, sum_over_ranks
 
 
 def norms_in(model: nn.Module) -> list[_BatchNorm]:
-    """Return the BatchNorm modules of a model."""
+    """Return all BatchNorm modules of a model."""
     return [module for module in model.modules() if isinstance(module, _BatchNorm)]
 
 

@@ -1,8 +1,8 @@
-"""Live buffers: those that the loss changes, such as running normalisers, codebooks and queues.
+"""Live buffers: buffers that the loss changes, such as normalisers, codebooks and queues.
 
-Each rank's loss changes its own, so without a policy they differ between ranks. Which buffers are
-live is found by their content in a pass before the first update, so other models cost nothing.
-BatchNorm's statistics have a policy of their own (`numerics.batch_norm`).
+The loss of each rank changes the rank's own buffers, so without a policy they differ between ranks.
+A pass before the first update shows which buffers change, so models without live buffers have no
+further cost. BatchNorm's statistics have their own policy (`numerics.batch_norm`).
 """
 
 from collections.abc import Iterator
@@ -21,12 +21,12 @@ from ddp_trainer.parallel.dtensor import is_split
 from ddp_trainer.ranks.collectives import broadcast, sum_over_ranks
 
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
-"""Integer type by the bytes of a number; int64 for larger ones."""
+"""Integer types by the number of bytes in an element. Larger elements use int64."""
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """The place of a buffer. A module may put another tensor there in each pass."""
+    """Location of a buffer: a module and a name. Each pass may store a new tensor there."""
 
     name: str
     module: nn.Module
@@ -34,16 +34,17 @@ class Slot:
 
     @property
     def tensor(self) -> Tensor:
-        """The tensor that is there now."""
+        """Tensor that the module currently stores under the name."""
         found: Tensor = getattr(self.module, self.key)
         return found.detach()
 
 
 def slots_in(model: nn.Module) -> list[Slot]:
-    """Return the places of all tensors that a forward pass may change, each once.
+    """Return the locations of all tensors that a forward pass may change, each once.
 
-    These are the buffers. Some codebooks are parameters without a gradient instead. They count,
-    too, but not those of torch's own layers, which never change in a forward pass.
+    These are the buffers, and parameters without a gradient, because some codebooks are such
+    parameters. Parameters of torch's own layers are excluded, because they never change in a
+    forward pass.
     """
     found: dict[int, Slot] = {}
     for path, module in model.named_modules():
@@ -60,7 +61,7 @@ def slots_in(model: nn.Module) -> list[Slot]:
 
 @contextmanager
 def kept_buffers(model: nn.Module) -> Iterator[None]:
-    """Restore all buffers, such as running statistics, at the end of the context."""
+    """Restore the content of all buffers, for example running statistics, when the context ends."""
     kept = [(s, getattr(s.module, s.key), s.tensor.clone()) for s in slots_in(model)]
     try:
         yield
@@ -71,13 +72,13 @@ def kept_buffers(model: nn.Module) -> Iterator[None]:
 
 
 def saved_slots(model: nn.Module) -> list[Slot]:
-    """Return the places of the tensors that a forward pass may change and a checkpoint contains."""
+    """Return the locations of tensors that a forward pass may change and a checkpoint contains."""
     saved = {id(value) for value in model.state_dict(keep_vars=True).values()}
     return [slot for slot in slots_in(model) if id(getattr(slot.module, slot.key)) in saved]
 
 
 class BufferShapes:
-    """The shapes of saved buffers, which must stay the same: a resumed run could not load others.
+    """Shapes of saved buffers. They must not change, because a resumed run could not load them.
 
     Args:
         model: The bare model, before its first pass.
@@ -87,10 +88,10 @@ class BufferShapes:
         self._shapes = [(slot, tuple(slot.tensor.shape)) for slot in saved_slots(model)]
 
     def check(self) -> None:
-        """Compare the shapes.
+        """Compare the current shapes with the stored ones.
 
         Raises:
-            InputError: If a buffer has another shape now.
+            InputError: If the shape of a buffer has changed.
         """
         for slot, before in self._shapes:
             now = tuple(slot.tensor.shape)
@@ -105,16 +106,16 @@ class BufferShapes:
 class LiveBuffers:
     """The live buffers of a model on several ranks, and the policy that they follow.
 
-    If one buffer of a module is live, all of that module are, because a module changes some of its
-    buffers rarely. Only buffers that checkpoints contain are live.
+    If one buffer of a module is live, all buffers of the module are, because a module may change
+    some buffers rarely. Only buffers that checkpoints contain can be live.
     """
 
     def __init__(self, model: nn.Module, policy: BufferPolicy) -> None:
-        """Watch the buffers of a model.
+        """Prepare to find the live buffers of a model.
 
         Args:
             model: The bare model, on its device.
-            policy: What happens to its live buffers.
+            policy: Policy for the live buffers.
         """
         self._slots = [
             slot for slot in saved_slots(model) if not isinstance(slot.module, _BatchNorm)
@@ -131,16 +132,16 @@ class LiveBuffers:
         return bool(self._slots)
 
     def watch(self) -> None:
-        """Record the content of all buffers, with one host sync."""
+        """Record checksums of all buffers, with one host sync."""
         self._seen = _checksums(self._slots)
 
     def rehearsed(self) -> None:
-        """Find the live buffers after a pass since `watch`, unless a checkpoint named them.
+        """Find the buffers that changed since `watch`, unless a checkpoint named the live ones.
 
         Every rank must call it.
 
         Raises:
-            InputError: If a buffer has another shape now.
+            InputError: If the shape of a buffer has changed.
         """
         if self.names is None:
             self.names = []
@@ -150,7 +151,7 @@ class LiveBuffers:
         """Apply the policy after an update. Every rank must call it.
 
         Args:
-            local: Whether the ranks stay apart after this update (local SGD).
+            local: Whether the ranks do not synchronize after this update (local SGD).
         """
         self._apart = local
         if self.names and not local:
@@ -160,8 +161,8 @@ class LiveBuffers:
         """Apply the policy before an evaluation or a checkpoint. Every rank must call it.
 
         Returns:
-            Names of the buffers that the loss began to change after the first pass. From now on
-            they are live.
+            Names of the buffers that the loss began to change only after the first pass. They count
+            as live from now on.
         """
         if self.names is None:
             return []
@@ -172,21 +173,22 @@ class LiveBuffers:
         return late
 
     def tensors(self) -> list[Tensor]:
-        """Return the live buffers; not copies."""
+        """Return the live buffers themselves, not copies."""
         return [slot.tensor for slot in self._live()]
 
     def own(self, rank: int) -> dict[str, Tensor]:
-        """Return the buffers of this rank by `<rank>/<name>` if each rank keeps its own."""
+        """Return this rank's buffers by `<rank>/<name>` if each rank keeps its own buffers."""
         if self.policy != "per_rank":
             return {}
         return {f"{rank}/{slot.name}": slot.tensor for slot in self._live()}
 
     def load(self, names: list[str] | None, saved: NamedTensors, rank: int) -> None:
-        """Restore which buffers are live, and the buffers of this rank.
+        """Restore the set of live buffers, and this rank's own buffers.
 
         Args:
-            names: Names of the live buffers in the checkpoint; None if it states none.
-            saved: Buffers by `<rank>/<name>`; empty if all ranks take those of rank 0.
+            names: Names of the live buffers in the checkpoint; None if the checkpoint does not list
+                them.
+            saved: Buffers by `<rank>/<name>`; empty if all ranks use rank 0's buffers.
             rank: This rank's number.
         """
         if names is not None:
@@ -197,7 +199,7 @@ class LiveBuffers:
                 own[name].tensor.copy_(value)
 
     def sentence(self, *, local: bool) -> str | None:
-        """Return the live buffers and their policy for the log; None without live buffers.
+        """Return a message about the live buffers and their policy; None without live buffers.
 
         Args:
             local: Whether the run uses local SGD.
@@ -219,7 +221,7 @@ class LiveBuffers:
         return [slot for slot in self._slots if slot.name in (self.names or ())]
 
     def _find(self) -> list[str]:
-        """Add the buffers that have changed on any rank, and return their names."""
+        """Add all buffers that have changed on any rank to the live ones. Return their names."""
         quiet = [slot for slot in self._slots if slot.name not in (self.names or ())]
         if not quiet:
             return []
@@ -234,7 +236,7 @@ class LiveBuffers:
 
     @torch.no_grad()
     def _share(self) -> None:
-        """Give all ranks the same live buffers, unless each rank keeps its own."""
+        """Make the live buffers equal on all ranks, unless each rank keeps its own."""
         if self.policy == "per_rank":
             return
         self._shapes.check()
@@ -249,7 +251,7 @@ class LiveBuffers:
 
 
 def _checksums(slots: list[Slot]) -> dict[str, int]:
-    """Return a checksum of the content of each buffer. It differs if one number has changed."""
+    """Return a checksum of the content of each buffer, which changes if any number changes."""
     if not slots:
         return {}
     sums = []
@@ -264,7 +266,7 @@ def _checksums(slots: list[Slot]) -> dict[str, int]:
 
 
 def _average(tensors: list[Tensor]) -> None:
-    """Set tensors to their mean over ranks, in place, by one reduction."""
+    """Replace tensors by their mean over ranks, in place, with one reduction."""
     exact = torch.float64 if any(t.dtype == torch.float64 for t in tensors) else torch.float32
     flat = torch.cat([tensor.flatten().to(exact) for tensor in tensors])
     parts = sum_over_ranks(flat).div_(dist.get_world_size()).split([t.numel() for t in tensors])
@@ -273,7 +275,7 @@ def _average(tensors: list[Tensor]) -> None:
 
 
 def _take_from_first_rank(tensors: list[Tensor]) -> None:
-    """Overwrite tensors with those of rank 0, by one broadcast of their bytes."""
+    """Replace tensors by rank 0's tensors, in place, with one broadcast of their bytes."""
     # The largest numbers first, so that each tensor begins at a multiple of its numbers' size.
     tensors = sorted(tensors, key=lambda tensor: -tensor.element_size())
     flat = torch.cat([t.contiguous().reshape(-1).view(torch.uint8) for t in tensors])

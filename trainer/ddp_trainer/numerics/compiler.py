@@ -1,4 +1,4 @@
-"""Check that torch.compile finds what it needs on this machine."""
+"""Check that this machine has the programs and headers that torch.compile needs."""
 
 import os
 import shutil
@@ -13,8 +13,8 @@ _PROGRAMS = {
     "cpu": ("CXX", ("g++",), "C++ compiler"),
     "cuda": ("CC", ("gcc", "clang"), "C compiler"),
 }
-"""Variable that names the compiler, the names that torch or Triton tries without it, and its kind,
-by type of device."""
+"""Compiler by type of device: the variable that names it, the names that torch or Triton tries
+otherwise, and its kind."""
 _REMEDY = (
     "use an image of the Dockerfile's target trainer-compiler, install it in your image, or remove"
     " compile"
@@ -25,13 +25,13 @@ def check_compiler(device: torch.device) -> None:
     """Check that this machine has a compiler and Python's headers for torch.compile.
 
     On the CPU torch compiles the C++ that it writes. On a GPU Triton compiles the C that starts its
-    kernels. Both fail within the first update, with a traceback, if something is missing.
+    kernels. If a compiler or header is missing, the first update fails with a traceback.
 
     Args:
         device: The device of this rank.
 
     Raises:
-        InputError: If one is missing.
+        InputError: If the compiler or the headers are missing.
     """
     variable, names, kind = _PROGRAMS[device.type]
     given = os.environ.get(variable)

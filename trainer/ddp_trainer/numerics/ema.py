@@ -12,7 +12,7 @@ from ddp_trainer.parallel.dtensor import laid_out_like, local
 
 
 class Ema:
-    """The average, in fp32, with the layout of the weights. Buffers are not averaged."""
+    """Moving average of the weights, in fp32 and in their layout. Buffers are not averaged."""
 
     def __init__(self, model: nn.Module, config: EmaConfig, decay: float) -> None:
         """Start the average from the current weights.
@@ -20,7 +20,7 @@ class Ema:
         Args:
             model: The bare model, on its device.
             config: Whether the decay warms up.
-            decay: Part of the average that each update keeps, from 0 to 1.
+            decay: Share of the old average that each update keeps, from 0 to 1.
         """
         self._decay = decay
         self._warmup = config.warmup
@@ -42,7 +42,7 @@ class Ema:
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """Put the average into the model inside the context; restore the weights afterwards."""
+        """Load the average into the model inside the context, and restore the weights after it."""
         self._swap()
         try:
             yield
@@ -50,14 +50,15 @@ class Ema:
             self._swap()
 
     def state(self) -> dict[str, Tensor]:
-        """Return the average by parameter name; not a copy."""
+        """Return the average by parameter name, without copying it."""
         return dict(self._average)
 
     def load(self, saved: NamedTensors) -> None:
         """Load a saved average, in place, one tensor after another.
 
         Args:
-            saved: Whole tensors by parameter name. A missing name starts from the weights.
+            saved: Whole tensors by parameter name. For a missing name, the average starts at the
+                current weights.
         """
         for name in self._average.keys() - {plain_name(name) for name in saved}:
             self._average[name].copy_(self._params[name].detach())

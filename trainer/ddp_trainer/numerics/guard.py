@@ -1,8 +1,8 @@
-"""Gradients that are not finite: found at no cost, handled alike on all ranks.
+"""Find gradients that are not finite, without extra cost, and treat them on all ranks alike.
 
-Gradients are divided by the global count in any case. torch's unscaling kernel does both in one
-pass: it divides, and it flags values that are not finite. Reduced gradients are equal on all ranks,
-so each rank finds the same. The host reads the flags with the next report.
+Each update divides the gradients by the global count. torch's unscaling kernel divides, and also
+flags values that are not finite, in one pass. Reduced gradients are equal on all ranks, so each
+rank gets the same flag. The host reads the flags with the next report.
 """
 
 from typing import Literal
@@ -21,15 +21,16 @@ _TINY = torch.finfo(torch.float32).tiny
 
 
 class NonFiniteError(ReportedError):
-    """Gradients were not finite, and the policy ends the attempt."""
+    """Error for gradients that are not finite, if the policy is to end the attempt."""
 
 
 class Guard:
     """Division of gradients, and protection of the weights from gradients that are not finite.
 
     A fused optimizer reads the flag on the device and skips the update. For other optimizers the
-    host must read the flag at each update, which happens with the policy `skip` only. With the
-    other policies such an update destroys the weights, and nothing is saved until the host sees it.
+    host must read the flag at each update, which happens with the policy `skip` only. With any
+    other policy this update destroys the weights, and no checkpoint is saved until the host reads
+    the flag.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class Guard:
 
         Args:
             gradients: Reduced gradients.
-            count: Scalar, on the device; with a count of zero all gradients are zero.
+            count: Scalar on the device. If it is zero, all gradients become zero.
         """
         inverse = count.clamp_min(_TINY).reciprocal_()
         self.nonfinite.zero_()
@@ -68,10 +69,10 @@ class Guard:
         self._strategy.any(self.nonfinite)
 
     def step(self, scaler: torch.amp.GradScaler) -> None:
-        """Make the update, unless its gradients are not finite.
+        """Run the optimizer step, unless the gradients are not finite.
 
         Args:
-            scaler: Gradient scaler. When enabled, it decides by the flag that `unscale_` found.
+            scaler: Gradient scaler. If enabled, the scaler decides by its own flag from `unscale_`.
         """
         if scaler.is_enabled():
             scaler.step(self._optimizer)
@@ -93,15 +94,15 @@ def _by_dtype(tensors: list[Tensor]) -> list[list[Tensor]]:
 
 
 class NonFiniteTracker:
-    """Count of updates with non-finite gradients, and the reaction to them; equal on all ranks."""
+    """Counter of updates with non-finite gradients. It decides the reaction on all ranks alike."""
 
     def __init__(self, config: NonFiniteConfig, policy: Policy, saved: NonFiniteCounts) -> None:
         """Continue the counts of an earlier attempt.
 
         Args:
-            config: Limits.
-            policy: Policy in force.
-            saved: Counts of the checkpoint, or zeros.
+            config: Limits of the reaction.
+            policy: Policy for non-finite gradients.
+            saved: Counts in the checkpoint, or zeros.
         """
         self._config = config
         self._policy = policy
@@ -118,8 +119,8 @@ class NonFiniteTracker:
         """Decide the reaction to the updates since the last report.
 
         Args:
-            step: Updates done.
-            found: How many of the newest updates had non-finite gradients.
+            step: Number of completed updates.
+            found: Number of updates since the last report with non-finite gradients.
             updates: Updates since the last report.
 
         Returns:
@@ -127,7 +128,7 @@ class NonFiniteTracker:
             the caller must restore the newest checkpoint.
 
         Raises:
-            NonFiniteError: The attempt ends.
+            NonFiniteError: The policy ends the attempt.
         """
         self._in_row = self._in_row + updates if found >= updates else 0
         if not found:

@@ -1,4 +1,4 @@
-"""Preparation of a model before the strategy wraps it."""
+"""Prepare a model before the strategy wraps it."""
 
 from collections.abc import Callable
 from functools import partial
@@ -17,7 +17,7 @@ from ddp_trainer.parallel.layout import CHANNELS_LAST, make_channels_last
 
 
 def prepare(model: nn.Module, config: RunConfig, device: torch.device) -> nn.Module:
-    """Return the model with the configured BatchNorm, formats and activation checkpointing.
+    """Apply the configured BatchNorm, formats and activation checkpointing to a model.
 
     Names of parameters and buffers do not change.
 
@@ -48,12 +48,12 @@ def prepare(model: nn.Module, config: RunConfig, device: torch.device) -> nn.Mod
 
 
 def _checkpoint_activations(model: nn.Module) -> None:
-    """Make each repeated block keep its inputs only, and compute once more in the backward pass.
+    """Make repeated blocks store only their inputs and recompute in the backward pass.
 
     Chen et al. 2016 (arXiv:1604.06174).
 
     Raises:
-        InputError: If the model has no such blocks, or BatchNorm in them.
+        InputError: If the model has no repeated blocks, or has BatchNorm in them.
     """
     blocks = repeated_blocks(model)
     if not blocks:
@@ -79,7 +79,7 @@ def _checkpointed(forward: Callable[..., Any], *inputs: Any, **named: Any) -> An
 def _inputs_double(
     _model: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the inputs in fp64, including those in dictionaries and lists."""
+    """Return the inputs converted to fp64, including tensors in dictionaries and lists."""
     return tree_map_only(Tensor, _double, inputs), tree_map_only(Tensor, _double, named)
 
 

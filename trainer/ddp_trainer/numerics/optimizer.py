@@ -11,7 +11,8 @@ from ddp_trainer.errors import InputError
 from ddp_trainer.parallel.dtensor import is_split
 
 MATRIX_DIMENSIONS = 2
-"""Minimum number of dimensions of a decayed weight; biases and norm scales have one."""
+"""Minimum number of dimensions of a parameter with weight decay. Biases and norm scales have one
+dimension."""
 
 
 def build_optimizer(
@@ -24,7 +25,7 @@ def build_optimizer(
 
     Args:
         params: Trained parameters.
-        config: Update rule and its settings.
+        config: Settings of the optimizer.
     """
     decayed: list[nn.Parameter] = []
     plain: list[nn.Parameter] = []
@@ -45,7 +46,7 @@ def build_optimizer(
 
 
 def check_closure(optimizer: torch.optim.Optimizer) -> None:
-    """Refuse an optimizer such as LBFGS, whose step computes the loss again.
+    """Refuse an optimizer whose step computes the loss again, such as LBFGS.
 
     Raises:
         InputError: If its `step` cannot be called without an argument.
@@ -66,8 +67,8 @@ def check_closure(optimizer: torch.optim.Optimizer) -> None:
 def init_momentum(optimizer: torch.optim.Optimizer) -> None:
     """Set the momentum of fused SGD to zeros before its first update.
 
-    Without this, a skipped first update (non-finite gradients) leaves uninitialised memory as the
-    momentum of the second update.
+    Otherwise, if the first update is skipped because of non-finite gradients, the second update
+    would use uninitialised memory as its momentum.
     """
     if not isinstance(optimizer, torch.optim.SGD):
         return

@@ -1,4 +1,4 @@
-"""Number formats of a run: fp32, tf32, bf16 or fp16 around fp32 weights; or fp64 throughout."""
+"""Set the number formats of a run: fp32, tf32, bf16 or fp16 with fp32 weights, or fp64."""
 
 import os
 from contextlib import AbstractContextManager, nullcontext
@@ -11,11 +11,11 @@ _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def with_precision(config: RunConfig, device: torch.device) -> RunConfig:
-    """Return the config with the precision that `auto` means on a device.
+    """Return the config with the precision that `auto` selects for a device.
 
     TensorFloat-32 has the range of fp32, leaves weights and activations in fp32, and multiplies
-    matrices several times as fast. A GPU without it computes in fp32. bf16 is faster still, but it
-    changes the types that a task's own code receives, so a task must ask for it.
+    matrices several times as fast. A GPU without it computes in fp32. bf16 is faster, but it
+    changes the types that a task's own code receives, so the user must select it.
     """
     if config.precision != "auto":
         return config
@@ -26,9 +26,10 @@ def with_precision(config: RunConfig, device: torch.device) -> RunConfig:
 def set_arithmetic(config: RunConfig) -> None:
     """Set torch's global switches for TensorFloat-32 and for the choice of algorithms.
 
-    `tf32` allows TensorFloat-32 in matrix products and convolutions; other precisions forbid it.
-    torch allows it in convolutions by default, so `fp32` would have two meanings. CUDA uses the
-    fastest algorithms, or those with reproducible results if the config is `deterministic`.
+    `tf32` allows TensorFloat-32 in matrix products and convolutions; other precisions forbid it. By
+    default torch uses TensorFloat-32 in convolutions, so `fp32` would not mean fp32 everywhere.
+    CUDA uses the fastest algorithms, or those with reproducible results if the config is
+    `deterministic`.
     """
     allowed = config.precision == "tf32"
     torch.set_float32_matmul_precision("high" if allowed else "highest")
@@ -45,7 +46,7 @@ def set_arithmetic(config: RunConfig) -> None:
 
 
 def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
-    """Return the context of forward pass and loss."""
+    """Return the autocast context of forward pass and loss."""
     dtype = _AUTOCAST.get(precision)
     return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)
 

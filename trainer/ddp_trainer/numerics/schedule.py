@@ -1,17 +1,17 @@
-"""The learning rate as a pure function of the update, so there is no state to save."""
+"""Compute the learning rate as a pure function of the update, without state to save."""
 
 import math
 
 from ddp_trainer.config import ScheduleConfig
 
 WARMUP_PART = 20
-"""Default warm-up: total updates divided by this number."""
+"""Divisor of the total updates that gives the default warm-up."""
 DECAY_PART = 5
-"""Default decay phase of wsd: total updates divided by this number."""
+"""Divisor of the total updates that gives the default decay phase of wsd."""
 
 
 def lr_factor(update: int, total: int, config: ScheduleConfig) -> float:
-    """Return the learning rate of one update as a factor of the peak.
+    """Return the learning rate of one update as a fraction of the peak.
 
     The warm-up rises linearly and reaches the peak with its last update (Goyal et al. 2017,
     arXiv:1706.02677); the cosine is that of Loshchilov and Hutter 2017 (arXiv:1608.03983) without
@@ -42,9 +42,9 @@ def lr_factor(update: int, total: int, config: ScheduleConfig) -> float:
 
 
 def peak_factor(global_batch: int, config: ScheduleConfig) -> float:
-    """Return the factor of the stated learning rate for this global batch.
+    """Return the factor by which the global batch scales the configured learning rate.
 
-    Linear for SGD (Goyal et al. 2017); the square root for Adam (Malladi et al. 2022,
+    Linear scaling is for SGD (Goyal et al. 2017), the square root for Adam (Malladi et al. 2022,
     arXiv:2205.10287).
     """
     if config.base_batch is None:

@@ -1,8 +1,8 @@
-"""Sums over the updates since the last report, kept on the device without a host sync.
+"""Sum losses over the updates since the last report, on the device and without a host sync.
 
-The named parts of the loss travel with the exchange of each report in a fixed number of places, so
-that they cost no collective of their own, and different names on different ranks cannot make a
-collective hang.
+The named parts of the loss are part of each report's exchange, in a fixed number of slots. So they
+need no collective of their own, and different names on different ranks cannot make a collective
+hang.
 """
 
 import zlib
@@ -15,9 +15,10 @@ from ddp_trainer.errors import InputError
 from ddp_trainer.task import LOSS_PARTS
 
 ROWS = 64
-"""Updates whose sums are kept apart. Their addition costs less per update if it comes seldom."""
+"""Number of updates whose sums are stored separately. Adding them up rarely costs less per
+update."""
 PLACES = LOSS_PARTS + 1
-"""Numbers per rank: the sums, then a checksum of the names."""
+"""Number of values per rank: the sums, then a checksum of the names."""
 
 
 class LossTotals:
@@ -53,9 +54,9 @@ class LossTotals:
             self._use_row(self._row + 1)
 
     def read(self) -> Tensor:
-        """Return shape (3,), fp64: loss sum, loss count, updates with non-finite gradients.
+        """Return a tensor of shape (3,) in fp64: loss sum, loss count, non-finite updates.
 
-        Leave out the loss of an update if neither it nor the gradients were finite.
+        Skip the loss of an update if both the loss and the gradients were not finite.
         """
         self._add_rows()
         return self._sums
@@ -79,7 +80,7 @@ class LossTotals:
 
 
 class LossParts:
-    """Sums of this rank by the names of the parts, which the first loss determines."""
+    """Sums of the loss's named parts on this rank. The first loss determines the names."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -113,7 +114,7 @@ class LossParts:
     def add_update(self, nonfinite: Tensor) -> None:
         """Add one update, right after its micro-batches, unless its loss is left out.
 
-        `LossTotals` leaves out the loss of an update if neither it nor the gradients were finite.
+        `LossTotals` skips the loss of an update if both the loss and the gradients were not finite.
 
         Args:
             nonfinite: Scalar, 1 if its gradients were not finite, else 0.
@@ -124,7 +125,7 @@ class LossParts:
             self._update.zero_()
 
     def read(self) -> Tensor:
-        """Return shape (`PLACES`,), fp64, on the device: the sums, then the checksum."""
+        """Return a tensor of shape (`PLACES`,) in fp64 on the device: sums, then checksum."""
         places = torch.zeros(PLACES, dtype=torch.float64, device=self._device)
         if self._values is not None and self._names:
             places[: len(self._names)] = self._values
@@ -135,7 +136,7 @@ class LossParts:
         """Return the mean of each part, over all ranks, and set the sums to zero.
 
         Args:
-            summed: The places of all ranks together.
+            summed: The values of `read`, summed over all ranks.
             count: Loss count of all ranks.
             world_size: Number of ranks.
 
@@ -154,5 +155,5 @@ class LossParts:
         return {name: value / count if count else nan for name, value in pairs}
 
     def _checksum(self) -> float:
-        """Return a 32-bit checksum of the names, 0 for none. fp64 sums of it are exact."""
+        """Return a 32-bit checksum of the names, or 0 for none. Its sum in fp64 is exact."""
         return float(zlib.crc32("\n".join(self._names).encode()))

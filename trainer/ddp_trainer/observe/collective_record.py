@@ -1,23 +1,24 @@
-"""torch's record of the collectives of this process, its flight recorder."""
+"""Read torch's record of the collectives of this process: its flight recorder."""
 
 import json
 from collections.abc import Callable
 from typing import Any
 
 _FUNCTIONS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
-"""Functions that return a record. NCCL keeps a separate record, which the general function does not
-return in all versions of torch. A build without CUDA has the general function only."""
+"""Names of torch's functions that return a record. NCCL has its own record, which some versions of
+the general function do not return. A build without CUDA has only the general function."""
 _NCCL = "nccl:"
 
 
 def newest_collectives(most: int) -> list[dict[str, Any]]:
-    """Return the newest collectives of the default process group, the oldest first.
+    """Return the newest collectives of the default process group, in the order of their start.
 
-    With NCCL the host starts collectives before the earlier ones have ended. All of them wait for
-    the first that has not ended, so the list ends there. The list is empty if torch has no record.
+    With NCCL the host starts a collective before earlier ones have ended. All of them wait for the
+    first unfinished collective, so the list ends with that one. The list is empty if torch has no
+    record.
 
     Args:
-        most: Largest number of collectives.
+        most: Maximum number of collectives.
     """
     own = [entry for entry in _entries() if entry["pg_id"] == 0 and not entry["is_p2p"]]
     # Entries of gloo never get another state than "scheduled".
@@ -26,7 +27,7 @@ def newest_collectives(most: int) -> list[dict[str, Any]]:
 
 
 def collective_name(entry: dict[str, Any]) -> str:
-    """Return the name of a collective with the sizes of its tensors."""
+    """Return the name of a collective, followed by the sizes of its tensors."""
     name = str(entry["profiling_name"]).rpartition(":")[2]
     return f"{name} of {' and '.join(map(str, entry['input_sizes']))}"
 

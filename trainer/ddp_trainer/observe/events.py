@@ -1,4 +1,4 @@
-"""Events of a run: one JSON object per line on standard output, from global rank 0."""
+"""Emit the events of a run: one JSON object per line on standard output, from global rank 0."""
 
 import json
 import math
@@ -11,13 +11,13 @@ from ddp_trainer.ranks.environment import Ranks
 from ddp_trainer.trackers.trackers import Trackers
 
 DIGITS = 6
-"""Significant digits of numbers in events."""
+"""Number of significant digits of numbers in events."""
 _PER_RANK = frozenset({"progress"})
-"""Events whose values differ between ranks."""
+"""Types of events whose values differ between ranks."""
 
 
 class EventLog:
-    """Printer of events. By default only global rank 0 prints."""
+    """Writer of events. By default only global rank 0 prints them."""
 
     def __init__(
         self,
@@ -34,8 +34,8 @@ class EventLog:
             ranks: This process's rank.
             attempt: Number of the attempt.
             all_ranks: Whether every rank prints the events whose values differ between ranks.
-            history: File that keeps the events.
-            trackers: Experiment trackers that log their values.
+            history: File that stores the events.
+            trackers: Experiment trackers that log the values of the events.
         """
         self._trackers = trackers
         if trackers is not None:
@@ -50,7 +50,7 @@ class EventLog:
         """Print one event.
 
         Args:
-            event: Kind of event: start, resume, complete, progress, eval, checkpoint, note,
+            event: Type of the event: start, resume, complete, progress, eval, checkpoint, note,
                 warning, profile, stop or summary.
             fields: JSON values. Numbers that are not finite become null, because JSON has none.
         """

@@ -1,9 +1,9 @@
 """Heartbeats: one small file per local rank, for the agent on the same node.
 
-A heartbeat has the phase, the step, the newest checkpoint and the newest times. The training thread
-alone writes it, at each change of the phase and else about twice a second. So the agent sees a rank
-that is stuck by the age of its file. The activity record beside it (`ddp_wire.activity`) is shared
-memory that costs no system call, and tells which kind of work the rank is stuck in.
+A heartbeat contains the phase, the step, the newest checkpoint and the newest times. Only the
+training thread writes it, at each change of the phase and otherwise about twice a second. So the
+age of the file shows the agent that a rank is stuck. The activity record (`ddp_wire.activity`) is
+shared memory that costs no system call, and shows the activity in which the rank is stuck.
 """
 
 import contextlib
@@ -24,18 +24,18 @@ from ddp_wire.messages import (
 )
 
 _KNOWN_UPDATES = 4
-"""Number of updates of an attempt after which three durations are known. The first update has none,
-because no update precedes it."""
+"""Number of updates of an attempt after which three durations are known. The first update has no
+duration, because no update precedes it."""
 MIN_SECONDS = 0.5
-"""Shortest time between two heartbeats of the same phase, in seconds."""
+"""Minimum seconds between two heartbeats of the same phase."""
 
 
 class HeartbeatWriter:
-    """Writer of this rank's newest heartbeat: at each phase change, else about twice a second.
+    """Writer of this rank's heartbeat, at each phase change and about twice a second.
 
-    Only the training thread writes heartbeats, so the heartbeats of a stuck rank stop. Beside the
-    heartbeat it keeps the activity record, which costs no system call. A killed rank leaves its
-    exact step there.
+    Only the training thread writes heartbeats, so the heartbeats of a stuck rank stop. It also
+    updates the activity record, which costs no system call. After a rank is killed, this record
+    still has its exact step.
     """
 
     def __init__(
@@ -75,11 +75,11 @@ class HeartbeatWriter:
         read_times: Callable[[], RankTimes],
         read_training_times: Callable[[], TrainingTimes | None] | None,
     ) -> None:
-        """Add the rank's times to each heartbeat.
+        """Set the functions that add the rank's times to each heartbeat.
 
         Args:
-            read_times: Returns the times for the agent's metrics.
-            read_training_times: Returns the times for the operator. Global rank 0 only.
+            read_times: Function that returns the times for the agent's metrics.
+            read_training_times: Function that returns the times for the operator, on global rank 0.
         """
         self._read_times, self._read_training_times = read_times, read_training_times
 
@@ -91,12 +91,12 @@ class HeartbeatWriter:
         self._write()
 
     def done(self, result: int) -> None:
-        """Report that this rank has done its work, with the exit code that it is to have."""
+        """Report that this rank has finished its work, and the exit code that it will have."""
         self._heartbeat.result = result
         self.phase(RankPhase.DONE)
 
     def enter(self, activity: Activity) -> None:
-        """Record the start of an activity. The first update of an attempt counts as its start."""
+        """Record the start of an activity. Activities until the first update count as the start."""
         if self._activity is None:
             return
         if self._heartbeat.first_step_at is None:
@@ -109,10 +109,10 @@ class HeartbeatWriter:
         self._heartbeat.resumed_from = self._step = step
 
     def step(self, step: int) -> None:
-        """Set the number of updates done.
+        """Set the number of completed updates.
 
-        The first update of the attempt is written at once, because it ends a recovery, and so is
-        the one after which the agent knows how long an update takes.
+        Two updates are written at once: the first update of the attempt, because it ends a
+        recovery, and the update after which the agent knows how long an update takes.
         """
         self._updates += 1
         self._step = step
@@ -127,12 +127,12 @@ class HeartbeatWriter:
             self.refresh()
 
     def progress(self, progress: Progress) -> None:
-        """Set the run's progress. Global rank 0 only."""
+        """Set the run's progress. Only global rank 0 calls this method."""
         self._heartbeat.progress = progress
         self.refresh()
 
     def checkpoint(self, checkpoint: CheckpointInfo) -> None:
-        """Set the newest committed checkpoint, and write the heartbeat at once. Global rank 0 only.
+        """Set the newest committed checkpoint on global rank 0, and write the heartbeat at once.
 
         An attempt that fails right after its first checkpoint must not count as stalled.
         """
@@ -140,7 +140,7 @@ class HeartbeatWriter:
         self._write()
 
     def refresh(self) -> None:
-        """Record progress, and write the heartbeat unless the last one is too recent."""
+        """Record progress, and write the heartbeat unless the last one was written just before."""
         if self._activity is not None:
             self._activity.touch()
         if time.monotonic() - self._written >= self._min_seconds:
@@ -163,7 +163,7 @@ class HeartbeatWriter:
 
 
 def write_heartbeat(directory: Path, heartbeat: LocalHeartbeat) -> None:
-    """Replace the newest heartbeat of a rank. A full disk must not end a healthy run.
+    """Replace the newest heartbeat of a rank. Ignore a full disk.
 
     Args:
         directory: Directory on the node, created if missing.

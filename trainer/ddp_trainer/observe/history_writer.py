@@ -1,8 +1,8 @@
-"""History of a run: the events of all its attempts in one file, for `ddpjob report`.
+"""Write the history of a run: the events of all its attempts in one file.
 
-A thread writes the file, so that a slow or hanging volume cannot stop training. The file is only
-appended to and never flushed to the volume (fsync), so a crash can tear its last line. Readers skip
-such a line.
+`ddpjob report` reads the file. A thread writes it, so that a slow or hanging volume cannot stop
+training. The thread only appends to the file and never flushes it to the volume (fsync), so a crash
+can damage the last line. Readers skip a damaged line.
 """
 
 import contextlib
@@ -16,23 +16,23 @@ from ddp_wire.contract import HISTORY_FILE
 from ddp_wire.files import open_file
 
 LARGEST_FILE = 64 << 20
-"""Size in bytes from which no line is added."""
+"""Size of the file in bytes at which no line is added any more."""
 LINES_PER_AGE = 5000
-"""A repeated event is kept if this share of the run's age has passed since the last one.
+"""Share of the run's age that must have passed since the last event of a type to keep another.
 
 So the number of lines grows with the logarithm of the run's age.
 """
 _ONCE = frozenset({"start", "resume", "complete", "stop", "summary"})
-"""Events that occur at most once per attempt. All of them are kept."""
+"""Types of events that occur at most once per attempt. All of them are kept."""
 _REPEATED = frozenset({"progress", "eval", "checkpoint"})
 _QUEUED = 1000
-"""Largest number of lines that wait for the volume. Later ones are dropped."""
+"""Maximum number of lines that wait for the volume. Later lines are dropped."""
 _CLOSE_SECONDS = 2.0
-"""Longest time that the end of a run waits for the volume, in seconds."""
+"""Maximum seconds for which the end of a run waits for the volume."""
 
 
 class HistoryWriter:
-    """Writer of the history. Global rank 0 only. A failing volume only leaves gaps."""
+    """Writer of the history on global rank 0. A failing volume only causes gaps in the history."""
 
     def __init__(self, directory: Path) -> None:
         """Prepare the writer, without touching the directory.
@@ -49,10 +49,10 @@ class HistoryWriter:
         self._kept: dict[str, float] = {}
 
     def write(self, event: str, at: float, line: str) -> None:
-        """Append an event, unless its kind is not kept or was kept only recently.
+        """Append an event, unless its type is not kept or was kept recently.
 
         Args:
-            event: Kind of event.
+            event: Type of the event.
             at: Unix seconds.
             line: The event as one line of JSON.
         """
@@ -65,7 +65,7 @@ class HistoryWriter:
             self._queue.put_nowait((event, at, line.encode()))
 
     def close(self) -> None:
-        """Wait until all lines are written, but only briefly, because the volume may hang."""
+        """Wait until all lines are written, but not for long, because the volume may hang."""
         if self._thread is None:
             return
         with contextlib.suppress(queue.Full):
@@ -88,7 +88,7 @@ class HistoryWriter:
                 os.close(file)
 
     def _open(self, at: float) -> int:
-        """Open the file, and read the age of the run and whether its last line is complete."""
+        """Open the file. Read the age of the run, and whether the last line is complete."""
         file = open_file(self._path, self._path.parent, os.O_RDWR | os.O_APPEND | os.O_CREAT)
         try:
             self._size = os.fstat(file).st_size
@@ -102,7 +102,7 @@ class HistoryWriter:
         return file
 
     def _due(self, event: str, at: float) -> bool:
-        """Decide whether to keep an event, by the time since the last one of its kind."""
+        """Return whether to keep an event, from the time since the last event of its type."""
         if event in _ONCE:
             return True
         last = self._kept.get(event)

@@ -1,8 +1,8 @@
-"""Answer the agent's question what this rank does, while its training thread makes no progress.
+"""Answer the agent's request for the activity of this rank while its training is stuck.
 
-A thread waits for the question and costs nothing until then. It answers while the training thread
+A thread waits for the request and costs nothing until then. It answers while the training thread
 waits in a collective, sleeps or loops. It cannot answer if the process is stopped or if native code
-holds the interpreter lock; the agent then reports the state that the kernel shows.
+holds the interpreter lock. In that case the agent reports the state of the process in the kernel.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from ddp_wire.activity import ANSWER_SUFFIX, QUESTION_SUFFIX
 from ddp_wire.messages import INSPECTED_COLLECTIVES, RankInspection
 
 _FRAMES = 12
-"""Maximum number of stack frames in an answer, counted from the innermost one."""
+"""Maximum number of stack frames in an answer, counted from the innermost frame."""
 _STACK_CHARACTERS = 4096
 _NAME_CHARACTERS = 128
 _WAITING_IN = (
@@ -30,27 +30,27 @@ _WAITING_IN = (
     "/torch/cuda/",
     "/ddp_trainer/ranks/",
 )
-"""Code in which a training thread waits for other ranks. The backward pass waits in C++ code below
-torch's autograd, while a hook of the user has its own frame. A thread that waits for the
-GPU waits for the collectives on it."""
+"""Functions in which a training thread waits for other ranks, by file. The backward pass waits in
+C++ code below torch's autograd, while a hook of the user has its own frame. A thread that waits for
+the GPU waits for collectives on the GPU."""
 
 _COMPILING_IN = (
     ("/torch/_dynamo/convert_frame.py", ""),
     ("/torch/_inductor/compile_fx.py", "compile"),
 )
-"""Code that compiles, by file and by a part of the function's name. Compiled code that runs has
-other frames of these packages."""
+"""Functions that compile, by file and by a part of the name. Compiled code that runs has other
+frames of these packages."""
 
 _AUTOGRAD_THREAD = b"pt_autograd_"
-"""Start of the names of autograd's threads, one per device (torch/csrc/autograd/engine.cpp)."""
+"""Prefix of the names of autograd's threads, one per device (torch/csrc/autograd/engine.cpp)."""
 
 
 @contextlib.contextmanager
 def answering(directory: Path | None, local_rank: int) -> Iterator[None]:
-    """Answer questions about the calling thread, which is the training thread.
+    """Answer requests about the calling thread, which must be the training thread.
 
     Args:
-        directory: Directory of heartbeats. None means that there is no agent to ask.
+        directory: Directory of heartbeats. None means that no agent exists.
         local_rank: This rank's number on its node.
     """
     server = _bind(directory, local_rank)
@@ -67,7 +67,7 @@ def answering(directory: Path | None, local_rank: int) -> Iterator[None]:
 
 
 def _bind(directory: Path | None, local_rank: int) -> socket.socket | None:
-    """Return the socket, or None without a directory or where the system has no such sockets."""
+    """Return a socket for requests, or None without a directory or socket support."""
     if directory is None:
         return None
     server = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -90,7 +90,7 @@ def _serve(server: socket.socket, path: Path, thread: int) -> None:
 
 
 def inspect(thread: int) -> RankInspection:
-    """Return what a training thread does.
+    """Return the stack and the activity of a training thread.
 
     Args:
         thread: Identifier of the thread.
@@ -107,7 +107,7 @@ def inspect(thread: int) -> RankInspection:
 
 
 def _compiles(frame: FrameType | None) -> bool:
-    """Return whether a thread compiles code of the model."""
+    """Return whether a thread is compiling code of the model."""
     return frame is not None and any(
         file in one.f_code.co_filename and part in one.f_code.co_name
         for one, _ in traceback.walk_stack(frame)
@@ -118,8 +118,8 @@ def _compiles(frame: FrameType | None) -> bool:
 def _innermost(thread: int) -> FrameType | None:
     """Return the innermost Python frame of a training thread.
 
-    With CUDA a hook of the backward pass runs in a thread of autograd, and the training thread
-    waits for it. `threading` knows neither these threads nor those that a library starts in C.
+    With CUDA a hook of the backward pass runs in a thread of autograd, for which the training
+    thread waits. The module `threading` does not list threads that were started in C.
     """
     frames = sys._current_frames()  # noqa: SLF001 (the documented way to read other threads)
     known = {one.ident for one in threading.enumerate()}
@@ -129,10 +129,10 @@ def _innermost(thread: int) -> FrameType | None:
 
 
 def _name(thread: int) -> bytes:
-    """Return the name that the system has for a thread, empty if it has none.
+    """Return the name of a thread in the operating system, or "".
 
-    `PyDLL` keeps the interpreter lock, so that a thread with a Python frame does not end before the
-    call returns.
+    `PyDLL` keeps the interpreter lock, so that a thread with a Python frame cannot end during the
+    call.
     """
     name = ctypes.create_string_buffer(64)
     ctypes.PyDLL(None).pthread_getname_np(ctypes.c_ulong(thread), name, ctypes.c_size_t(64))

@@ -1,11 +1,11 @@
-"""Duration of the phases of an update, measured at the first update after each exchange.
+"""Measure the duration of an update's phases at the first update after each exchange.
 
-The other updates cost nothing extra. On CUDA the device clock is read together with the loss, when
-the host waits for the device in any case.
+All other updates have no extra cost. On CUDA the device clock is read together with the loss, when
+the host must wait for the device.
 
-The first update is measured because the exchange has emptied the queues of all devices together.
-Later, the device of a fast rank is behind its host, since it waits for the slowest rank. It then
-seems to need no time for what only the host does.
+The first update is measured because the exchange has emptied the queues of all devices. Later, the
+device of a fast rank is behind its host, because it waits for the slowest rank. Work of the host
+alone would then seem to take no time.
 """
 
 import time
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 PHASES = frozenset({"data", "forward", "backward", "optimizer"})
-"""Phases of an update."""
+"""Names of the phases of an update."""
 
 
 class PhaseTimer:
@@ -36,7 +36,7 @@ class PhaseTimer:
         self._measures = False
 
     def enter(self, name: str) -> None:
-        """Start the named phase, and end the one before it. A phase may have several parts.
+        """Start the named phase, and end the previous one. A phase may occur several times.
 
         Names other than `PHASES` only end a phase. After `exchange`, the next `data` starts the
         measured update.
@@ -48,7 +48,7 @@ class PhaseTimer:
         self._is_due |= name == "exchange"
 
     def after_update(self) -> None:
-        """End the measured update."""
+        """End the update that is being measured."""
         if self._measures:
             self._starts.append(("", self._mark()))
         self._measures = False
@@ -56,7 +56,7 @@ class PhaseTimer:
     def read(self) -> dict[str, float]:
         """Return seconds by phase, after waiting for the device; empty before any measurement.
 
-        The phase under way is left out.
+        The result does not include the current phase.
         """
         seconds = defaultdict[str, float](float)
         for (name, start), (_, end) in pairwise(self._starts):

@@ -1,4 +1,4 @@
-"""Throughput without the time of evaluations and checkpoints, and CPU time of this rank."""
+"""Measure throughput without evaluations and checkpoints, and the CPU time of this rank."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -8,7 +8,7 @@ from ddp_wire.machine import throttled_seconds
 
 
 class RateMeter:
-    """Samples per second of training since the last reading."""
+    """Meter of the samples per second of training since the last reading."""
 
     def __init__(self) -> None:
         self._start = time.monotonic()
@@ -16,7 +16,7 @@ class RateMeter:
         self._samples = 0
 
     def add(self, samples: int) -> None:
-        """Count samples, over all ranks."""
+        """Count samples of all ranks."""
         self._samples += samples
 
     @contextmanager
@@ -29,7 +29,7 @@ class RateMeter:
             self._paused += time.monotonic() - start
 
     def read(self) -> float | None:
-        """Return samples per second since the last reading, or None without samples; then reset."""
+        """Return samples per second since the last reading, or None without samples. Then reset."""
         seconds = time.monotonic() - self._start - self._paused
         samples = self._samples
         self._start, self._paused, self._samples = time.monotonic(), 0.0, 0
@@ -37,10 +37,10 @@ class RateMeter:
 
 
 class CpuMeter:
-    """CPU time of this rank and throttled time of its container since the last reading.
+    """Meter of this rank's CPU time and of its container's throttled time.
 
-    A throttled rank computes in bursts and makes the other ranks wait. It has more workers and
-    threads than its CPU quota allows.
+    A throttled rank computes in bursts and makes the other ranks wait. Its workers and threads need
+    more CPUs than its quota allows.
     """
 
     def __init__(self, throttled: Callable[[], float] = throttled_seconds) -> None:
@@ -48,7 +48,7 @@ class CpuMeter:
         self._last = self._now()
 
     def read(self) -> dict[str, float | None]:
-        """Return CPU use since the last reading, then reset.
+        """Return the CPU use since the last reading, then reset the meter.
 
         Returns:
             `cpu_percent`, as a percentage of one CPU, and `throttled_seconds` of the container.

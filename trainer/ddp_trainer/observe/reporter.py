@@ -1,4 +1,4 @@
-"""Reports of a run: events for log collectors, and heartbeats for the agent."""
+"""Report on a run: events for log collectors, and heartbeats for the agent."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,16 +14,16 @@ from ddp_trainer.ranks.agreement import RankSeconds
 from ddp_wire.messages import CheckpointInfo, Progress, Straggler
 
 _MEASURED = ("grad_norm", "allreduce_seconds", "allreduce_overlap_seconds")
-"""Fields of the progress that its event has only if they are measured."""
+"""Fields of the progress that the progress event contains only if they are measured."""
 _NOT_IN_EVENT = {"metrics", "loss_parts", "learning_rate", "straggler", *_MEASURED}
-"""Fields of the progress that its event has under other names, not always, or never."""
+"""Fields of the progress that the progress event does not contain under the same name."""
 
 LISTED_RANKS = 32
-"""Largest number of ranks for which an event contains a value of each."""
+"""Maximum number of ranks for which an event contains each rank's value."""
 
 
 class Reporter:
-    """Reporter of one run. Every rank has one, but global rank 0 alone reports progress."""
+    """Reporter of one run. Every rank has a reporter, but only global rank 0 reports progress."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class Reporter:
 
     @contextmanager
     def apart(self, name: Literal["checkpoint", "evaluation"]) -> Iterator[None]:
-        """Measure the context apart from the updates and from the throughput."""
+        """Measure the time of the context separately from updates and throughput."""
         with self.rates.pause(), self.times.apart(name):
             yield
 
@@ -108,23 +108,24 @@ class Reporter:
     ) -> None:
         """Report the progress of training since the last report.
 
-        The event adds `data_wait_seconds`, the time without a batch to train on, `cpu_percent` of
-        one CPU, and `throttled_seconds`, the time for which the container was throttled.
-        `step_seconds` and, if measured, `own_seconds` have one value per rank, see `RankSeconds`;
-        above `LISTED_RANKS` ranks their minimum, median, maximum and the slowest rank.
+        The event also contains `data_wait_seconds`, the time without a batch to train on,
+        `cpu_percent` of one CPU, and `throttled_seconds`, the time for which the container was
+        throttled. `step_seconds` and, if measured, `own_seconds` have one value per rank, see
+        `RankSeconds`; above `LISTED_RANKS` ranks their minimum, median, maximum and the slowest
+        rank.
 
         Args:
             step: Newest update.
             epoch: Epoch of the newest update.
             loss: Mean training loss since the last report.
-            loss_parts: Its named parts, if the task has any.
+            loss_parts: Named parts of the loss, if the task has any.
             lr: Learning rate of the newest update.
             grad_norm: Gradient norm of the newest update, if measured.
-            allreduce: Seconds of the all-reduce of the gradients, and the part of them in which the
-                backward pass computed, if measured.
+            allreduce: Seconds of the gradients' all-reduce, and how many of them overlapped the
+                backward pass, if measured.
             seconds_left: Seconds until the time limit of the run, if it has one.
             phase_seconds: Seconds of each phase of the newest measured update.
-            rank_seconds: Times of each rank.
+            rank_seconds: Durations of each rank.
         """
         rate = self.rates.read()
         self._progress = Progress(
@@ -158,7 +159,8 @@ class Reporter:
     ) -> None:
         """Report the result of an evaluation.
 
-        The event adds the newest mean training loss, and the difference of the evaluation loss.
+        The event also contains the newest mean training loss, and the difference between the two
+        losses.
         """
         loss, train_loss = metrics.get("loss"), self._progress.loss
         gap = {}
@@ -172,31 +174,31 @@ class Reporter:
         self._events.emit("eval", **fields)
 
     def saved(self, checkpoint: CheckpointInfo, seconds: float) -> None:
-        """Report a committed checkpoint. Rank 0 only."""
+        """Report a committed checkpoint. Only rank 0 calls this method."""
         self.heartbeats.checkpoint(checkpoint)
         fields = {"step": checkpoint.step, "path": checkpoint.path, "seconds": seconds}
         self._events.emit("checkpoint", **fields)
 
     def traced(self, path: Path | None) -> None:
-        """Report a profile, if one was written. Rank 0 only."""
+        """Report a profile, if one was written. Only rank 0 calls this method."""
         if path is not None:
             self._events.emit("profile", path=str(path))
 
     def warn(self, message: str) -> None:
-        """Report a problem that a person should look at. The run continues."""
+        """Report a problem that the user should look at. The run continues."""
         self._events.emit("warning", message=message)
 
     def note(self, message: str) -> None:
-        """Report an expected, automatic change."""
+        """Report an expected automatic change of a setting or behaviour."""
         self._events.emit("note", message=message)
 
     def ended(self, event: str, **facts: Any) -> None:
-        """Report the end of the attempt: event `stop` or `summary`."""
+        """Emit the last event of the attempt: `stop` or `summary`."""
         self._events.emit(event, **facts)
         self._events.close()
 
     def _eta(self, step: int, rate: float | None, seconds_left: float | None) -> int | None:
-        """Return the seconds to the end: the last update or the time limit, whichever is first."""
+        """Return the seconds until the last update or the time limit, whichever is first."""
         by_steps = (self._total_steps - step) * self._global_batch / rate if rate else None
         ends = [seconds for seconds in (by_steps, seconds_left) if seconds is not None]
         return round(max(0.0, min(ends))) if ends else None
@@ -207,7 +209,7 @@ class Reporter:
 
 
 def _rank_fields(rank_seconds: Sequence[RankSeconds]) -> dict[str, Any]:
-    """Return the fields of a progress event with the times of all ranks, as far as measured."""
+    """Return the fields of a progress event with the ranks' durations, if measured."""
     fields = {}
     if rank_seconds:
         fields["step_seconds"] = _by_rank([rank.step for rank in rank_seconds])
@@ -221,7 +223,7 @@ def _not_empty(**fields: Mapping[str, float] | None) -> dict[str, dict[str, floa
 
 
 def _by_rank(seconds: list[float]) -> list[float] | dict[str, float]:
-    """Return the seconds of each rank, or only their spread if the ranks are many."""
+    """Return the seconds of each rank, or only their spread if there are many ranks."""
     if len(seconds) <= LISTED_RANKS:
         return seconds
     slowest = max(range(len(seconds)), key=seconds.__getitem__)

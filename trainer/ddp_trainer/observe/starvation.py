@@ -1,4 +1,4 @@
-"""Detection of ranks that wait too long for their data."""
+"""Detect ranks that wait too long for their data."""
 
 import time
 
@@ -8,19 +8,19 @@ from ddp_trainer.ranks.agreement import NOT_STARVING, DataStarvation
 WINDOW_SECONDS = 30.0
 """Length of an observation window in seconds. Shorter windows would report every short delay."""
 LARGEST_SHARE = 0.1
-"""Largest share of its time, from 0 to 1, that a rank may wait for data without a warning."""
+"""Maximum share of its time, from 0 to 1, that a rank may wait for data without a warning."""
 _START_EXCHANGES = 2
-"""Exchanges until the first batch is there. It is late, because the data workers start."""
+"""Number of exchanges until the first batch has arrived. It is late, because data workers start."""
 
 
 class DataWaitMonitor:
-    """This rank's wait for data in the current window, and the warning at the end of a window."""
+    """Monitor of this rank's waits for data, which warns at the end of a window."""
 
     def __init__(self, clock: WaitClock, rank: int, world_size: int) -> None:
         """Start the first window.
 
         Args:
-            clock: Clock of this rank's wait for data.
+            clock: Clock that measures this rank's waits for data.
             rank: This rank's number.
             world_size: Number of ranks.
         """
@@ -32,13 +32,13 @@ class DataWaitMonitor:
         self._start_window()
 
     def own_starvation(self) -> DataStarvation:
-        """Return this rank's contribution to the sums over starving ranks."""
+        """Return this rank's values for the sums over starving ranks."""
         passed = time.monotonic() - self._window_start
         share = (self._clock.total - self._waited_before) / passed if passed > 0 else 0.0
         return DataStarvation(1.0, self._rank, share) if share > LARGEST_SHARE else NOT_STARVING
 
     def assess(self, everyone: DataStarvation, seconds: float) -> str | None:
-        """Return one warning when ranks start to starve, or None.
+        """Return a warning when ranks begin to wait too long for data, or None.
 
         The next warning follows only after a window in which no rank starved.
 

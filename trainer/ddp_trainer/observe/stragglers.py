@@ -1,14 +1,14 @@
-"""Detection of a rank that is slower than the others for a while, and makes all of them wait.
+"""Detect a straggler: a rank that is slower than all others for a while, so that they wait.
 
-The duration of an update says nothing, because all ranks wait for the slowest one. So each rank
-measures its own part, data and forward passes, and the exchange gives all ranks the times of all.
-A rank is slow in a reading if its part exceeds the median rank's
+The duration of an update does not identify a straggler, because all ranks wait for the slowest
+rank. So each rank measures its own time, for data and forward passes, and the exchange distributes
+these times to all ranks. A rank is slow in a reading if its own time exceeds the median rank's
 
 - by a ratio, with and without regard to the ranks' different shares of a batch,
-- by more than the ranks usually differ from each other, and than times usually change,
-- by more than a small part of the update, because less is not worth a name.
+- by more than the usual difference between ranks and the usual change over time,
+- by more than a small share of the update, because less has no effect.
 
-A straggler is named after three such readings in a row, and forgotten after three normal ones.
+A straggler is reported after three slow readings in a row, and cleared after three normal readings.
 """
 
 from collections import deque
@@ -20,38 +20,39 @@ from ddp_trainer.ranks.agreement import RankSeconds
 from ddp_wire.messages import Straggler
 
 SLOW_RATIO = 1.2
-"""Ratio of a rank's own time to that of the median rank from which the rank is too slow."""
+"""Minimum ratio of a slow rank's own time to the median rank's."""
 NORMAL_RATIO = 1.1
-"""Ratio below which the rank is no longer a straggler."""
+"""Ratio to the median rank below which a rank is no longer a straggler."""
 DEVIATIONS = 4.0
-"""Minimum excess of a slow rank over the median, in median absolute deviations of all ranks. Where
-all ranks vary much, for example on shared machines, a large ratio alone says little."""
+"""Minimum excess of a slow rank over the median, in median absolute deviations of all ranks. If all
+ranks vary much, for example on shared machines, a large ratio alone proves little."""
 CHANGES = 5.0
-"""Minimum excess of a slow rank over the median, as a multiple of the usual change of a rank's own
-time within a few readings. With two ranks the median deviation is 0, so only the changes over time
-show how much a busy machine disturbs them."""
+"""Minimum excess of a slow rank over the median, as a multiple of the usual change of the rank's
+own time within a few readings. With two ranks the median deviation is 0, so only the changes over
+time show the noise of a busy machine."""
 LAGS = (1, 2, 4)
-"""Numbers of readings between the two whose difference is a change."""
+"""Distances between two readings, in readings, over which changes of a rank's time are computed."""
 HISTORY = 24
-"""Number of newest readings that are compared."""
+"""Number of newest readings that are compared with each other."""
 LEAST_HISTORY, MANY_RANKS = 6, 4
-"""Minimum number of readings before a rank of a small gang can be named, and number of ranks from
-which a gang is not small."""
+"""Minimum number of readings before a rank of a small gang can be reported, and minimum number of
+ranks of a gang that is not small."""
 LEAST_PART = 0.05
-"""Minimum excess of a slow rank, as a part of the update. A rank that costs less is not worth a
-name, and on an overloaded machine a rank with little work of its own often seems slow."""
+"""Minimum excess of a slow rank, as a share of the update. A smaller excess has no effect, and on
+an overloaded machine a rank with little work of its own often seems slow."""
 WINDOWS = 3
-"""Number of readings in a row after which a slow rank is named, or a named one is released."""
+"""Number of slow readings in a row after which a rank is reported, and of normal readings after
+which it is cleared."""
 
 
 class StragglerMonitor:
     """Comparison of all ranks. It is a function of readings that are equal on all ranks."""
 
     def __init__(self, shares: Sequence[int] = ()) -> None:
-        """Start without a straggler.
+        """Create a detector without a straggler.
 
         Args:
-            shares: Samples of each rank in an update. A rank with more of them may need longer.
+            shares: Samples of each rank in an update. A rank with more samples may need more time.
                 None means that all ranks have equally many samples.
         """
         least = min(shares, default=1)
@@ -66,10 +67,10 @@ class StragglerMonitor:
         """Own times of all ranks in the newest readings, as if all had the smallest share."""
 
     def assess(self, works: Sequence[RankSeconds]) -> Straggler | None:
-        """Return a rank that turns out to be slow by this reading, or None.
+        """Return a rank that this reading shows to be a straggler, or None.
 
         Args:
-            works: Own part of a typical update, by rank.
+            works: Own time of a typical update, by rank.
         """
         if len(works) < 2 or any(work.own <= 0.0 for work in works):  # noqa: PLR2004 (a pair)
             return None
@@ -107,22 +108,22 @@ class StragglerMonitor:
         return self.found
 
     def _stands_out(self, rank: int, excess: float) -> bool:
-        """Return whether a rank is slower than the usual changes over time explain."""
+        """Return whether the excess of a rank is larger than the usual changes over time."""
         enough = len(self._history) >= LEAST_HISTORY or len(self._history[0]) >= MANY_RANKS
         return enough and excess > CHANGES * usual_change(self._history, rank)
 
     def _release(self, ratio: float) -> None:
-        """Forget the straggler once it has been as fast as the others for a while."""
+        """Clear the straggler once it has been as fast as the other ranks for some readings."""
         self._normal = self._normal + 1 if ratio < NORMAL_RATIO else 0
         if self._normal >= WINDOWS:
             self.found, self._normal = None, 0
 
 
 def usual_change(readings: Sequence[Sequence[float]], rank: int) -> float:
-    """Return by how much the time of a rank usually changes within a few readings.
+    """Return the usual change of a rank's own time within a few readings.
 
-    A slow rank that has become slow once changes much between distant readings, and little from one
-    to the next.
+    The time of a rank that became slow once changes much between distant readings, but little
+    between successive readings.
 
     Args:
         readings: Own times of all ranks, by reading.
@@ -139,7 +140,7 @@ def _change(readings: Sequence[Sequence[float]], lag: int) -> float:
 
 
 def sentence(found: Straggler) -> str:
-    """Return a warning about a slow rank."""
+    """Return a warning message about a slow rank."""
     return (
         f"rank {found.rank} needs {found.ratio:.1f} times as long as the others for its"
         f" {found.part}, and all other ranks wait for it"
@@ -147,7 +148,7 @@ def sentence(found: Straggler) -> str:
 
 
 def _slow_part(works: Sequence[RankSeconds], rank: int) -> str:
-    """Return the part in which a rank loses most time against the median rank."""
+    """Return the part of an update in which a rank is slowest compared with the median rank."""
     data = works[rank].data - median_low(work.data for work in works)
     forward = works[rank].forward - median_low(work.forward for work in works)
     return "data" if data > forward else "forward pass"

@@ -1,4 +1,4 @@
-"""Measurement of where a rank's time goes: updates, waits for data, evaluations and checkpoints."""
+"""Measure how a rank uses its time: updates, waits for data, evaluations and checkpoints."""
 
 import time
 from bisect import bisect_left
@@ -13,11 +13,11 @@ from ddp_wire.messages import RankTimes, TrainingTimes
 
 
 class TimeMeter:
-    """Times of this rank since the start of its attempt.
+    """Meter of this rank's times since the start of the attempt.
 
     An update lasts from the end of the previous one to its own end, by the host's clock, without
-    evaluations and checkpoints in between. On a GPU single updates may seem shorter or longer than
-    they are, because the host runs ahead of the device, but their sum is right.
+    evaluations and checkpoints in between. On a GPU the times of single updates are inexact,
+    because the host runs ahead of the device, but their sum is exact.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -47,7 +47,7 @@ class TimeMeter:
 
     @contextmanager
     def apart(self, name: str) -> Iterator[None]:
-        """Measure the context as time of a `checkpoint` or an `evaluation`, not of an update."""
+        """Count the time of the context as a `checkpoint` or an `evaluation`, not as an update."""
         start = self._clock()
         try:
             yield
@@ -57,7 +57,7 @@ class TimeMeter:
             self._apart += seconds
 
     def since_first_update(self) -> TrainingTimes | None:
-        """Return the times since the first update, without an update that is under way.
+        """Return the times since the first update, without an unfinished update.
 
         Return None before the first update has ended.
         """
@@ -78,7 +78,7 @@ class TimeMeter:
         return self.data_wait.total, seconds["checkpoint"], seconds["evaluation"]
 
     def read(self) -> RankTimes:
-        """Return the times until now."""
+        """Return the times since the start of the attempt."""
         return RankTimes(
             updates=list(self._counts),
             update_seconds=self._update_seconds,
@@ -91,7 +91,7 @@ class TimeMeter:
         )
 
     def mean_update(self) -> float:
-        """Return the mean seconds of the updates since the last call; 0 without any."""
+        """Return the mean seconds of the updates since the last call; 0 without an update."""
         count, seconds = sum(self._counts), self._update_seconds
         updates, passed = count - self._read_count, seconds - self._read_seconds
         self._read_count, self._read_seconds = count, seconds

@@ -1,7 +1,7 @@
-"""Profiles of a running run, requested by a file in its directory.
+"""Profile a training run on request by a file in the run's directory.
 
 Only global rank 0 polls for the file, at the exchanges between ranks, and profiles only its own
-process. So the ranks need no agreement.
+process. So the ranks need not coordinate the profile.
 """
 
 import contextlib
@@ -20,14 +20,14 @@ from ddp_wire.activity import Activity
 from ddp_wire.files import PlantedFileError, held_path, read_file, remove
 
 REQUEST = "PROFILE.json"
-"""Request file in the run's directory. JSON: `steps`, the number of updates (1 by default), and
-`from`, the first one (the next update by default)."""
+"""Name of the request file in the run's directory. It is JSON with `steps`, the number of updates
+(default 1), and `from`, the first update (default: the next one)."""
 FOLDER = "profiles"
 """Folder for profiles in the run's directory."""
 SUFFIX = ".pt.trace.json"
 """File name suffix by which TensorBoard finds profiles."""
 MOST_STEPS = 100
-"""Maximum number of updates in one profile. A larger trace file is too large for its viewers."""
+"""Maximum number of updates in one profile. Viewers cannot open larger trace files."""
 
 _LARGEST_REQUEST = 1 << 16
 
@@ -35,9 +35,9 @@ T = TypeVar("T")
 
 
 class Trace:
-    """Activities of the loop, as ranges for the profiler, for NVTX and for the phase times.
+    """Recorder of the loop's activities for the profiler, for NVTX and for phase times.
 
-    The loop enters one activity after the other, and each ends when the next one starts.
+    The loop enters one activity after another. Each activity ends when the next one starts.
     """
 
     def __init__(
@@ -46,12 +46,12 @@ class Trace:
         phases: PhaseTimer | None = None,
         entered: Sequence[Callable[[Activity], None]] = (),
     ) -> None:
-        """Prepare the ranges, without a profile.
+        """Create a recorder without a profile.
 
         Args:
             directory: The run's directory on global rank 0, else None. None disables profiles.
             phases: Timer for the durations of activities, if wanted.
-            entered: Called with each activity that starts, one after the other.
+            entered: Function that is called with each activity when it starts.
         """
         self._entered = entered
         self._directory = directory
@@ -63,7 +63,7 @@ class Trace:
         self._first_step = 0
 
     def enter(self, activity: Activity) -> None:
-        """Start an activity, and end the one before it."""
+        """Start an activity, and end the previous activity."""
         for call in self._entered:
             call(activity)
         if self._phases is not None:
@@ -72,28 +72,29 @@ class Trace:
             self._open_ranges(activity.name.lower())
 
     def _open_ranges(self, name: str) -> None:
-        """Open the ranges of an activity in the profile, and close those of the one before it."""
+        """Open the profiler ranges of an activity, and close those of the previous activity."""
         self._ranges.close()
         self._ranges.enter_context(record_function(name))
         if torch.cuda.is_available():
             self._ranges.enter_context(torch.cuda.nvtx.range(name))
 
     def seconds(self) -> dict[str, float]:
-        """Return the seconds of each activity in the newest measured update, by name."""
+        """Return the seconds of each activity in the newest measured update, by activity."""
         return self._phases.read() if self._phases else {}
 
     def waits(self, activity: Activity, items: Iterable[T]) -> Iterator[T]:
-        """Yield the same items. The time until each item arrives belongs to the activity."""
+        """Yield the items. Count the time until each item arrives as the given activity."""
         self.enter(activity)
         for item in items:
             yield item
             self.enter(activity)
 
     def poll_request(self, warn: Callable[[str], None]) -> None:
-        """Check for a request file. Call it at each exchange between ranks.
+        """Check for a request file. Call this method at each exchange between ranks.
 
         Args:
-            warn: Called with a sentence if the request is invalid. The file is deleted then.
+            warn: Function that is called with a message if the request is invalid. Then the file is
+                deleted.
         """
         if self._directory is None or self._profile is not None:
             return
@@ -111,10 +112,10 @@ class Trace:
             return  # The next call tries again.
 
     def after_update(self, step: int) -> Path | None:
-        """Start or stop a profile between two updates, and end the times of the last one.
+        """Start or stop a profile between two updates, and end the phase times of the update.
 
         Args:
-            step: Updates done.
+            step: Number of completed updates.
 
         Returns:
             The path of the profile that was just completed, or None.
@@ -135,10 +136,10 @@ class Trace:
         return None
 
     def end(self, step: int) -> Path | None:
-        """Stop the current profile and write it, even before its last update.
+        """Stop and write the current profile, even if some of its updates are missing.
 
         Args:
-            step: Updates done.
+            step: Number of completed updates.
 
         Returns:
             The path of the profile, or None if none was running.

@@ -1,4 +1,4 @@
-"""Measurement of the time that a rank waits for its data."""
+"""Measure the time that a rank waits for its data."""
 
 import time
 from collections.abc import Iterable, Iterator
@@ -8,7 +8,7 @@ T = TypeVar("T")
 
 
 class WaitClock:
-    """Seconds that this rank has waited for its data."""
+    """Clock that counts the seconds for which this rank has waited for its data."""
 
     def __init__(self) -> None:
         self.total = 0.0
@@ -16,7 +16,7 @@ class WaitClock:
         self._read = 0.0
 
     def timed(self, items: Iterable[T]) -> Iterator[T]:
-        """Yield the same items, and measure the time until each one arrives."""
+        """Yield the items, and measure the time until each item arrives."""
         iterator = iter(items)
         while True:
             start = time.monotonic()

@@ -1,10 +1,10 @@
-"""Measurement of updates, and of the part of an update in which a rank waits for no other rank.
+"""Measure updates, and the rank's own time: the part without waits for other ranks.
 
-A rank waits for others in the backward pass and in the optimizer, so all ranks have equally long
-updates, however slow one of them is. Only its data and its forward pass show which one is slow.
+A rank waits for other ranks in the backward pass and in the optimizer, so all updates last as long
+as those of the slowest rank. Only the times of data and forward passes show which rank is slow.
 
 On a busy machine, the time for which a rank waits for a core differs more between equal ranks than
-the work of a slow rank does. Ranks that may all share a machine therefore leave this wait out.
+the work of a slow rank does. So ranks that may share a machine do not count this wait.
 """
 
 import time
@@ -19,11 +19,11 @@ from ddp_wire.machine import run_queue_seconds
 WINDOW_UPDATES = 8
 """Minimum number of updates in one reading."""
 _QUANTILE = 0.25
-"""Quantile that stands for a typical update. A busy machine makes single updates slower, but none
-faster, so a low quantile is steady."""
+"""Quantile of the update times that counts as a typical update. A busy machine makes some updates
+slower but none faster, so a low quantile is stable."""
 ONE_NODE_RANKS = 8
 """Maximum number of ranks that usually run on one machine. In a larger gang, a rank on a busy
-machine is slower than most others, so its wait for a core counts."""
+machine is slower than most, so its wait for a core counts."""
 
 
 class WorkMeter:
@@ -34,12 +34,12 @@ class WorkMeter:
         clock: Callable[[], float] = time.perf_counter,
         core_wait: Callable[[], float] | None = None,
     ) -> None:
-        """Start to measure.
+        """Create a meter without readings.
 
         Args:
             clock: Clock of the host.
-            core_wait: Seconds for which this thread has waited for a core. The rank's own part is
-                measured without them. None means that the wait belongs to its own part.
+            core_wait: Seconds for which this thread has waited for a core. The rank's own time does
+                not include these seconds. None means that it includes the wait.
         """
         self._clock = clock
         self._core_wait = core_wait or (lambda: 0.0)
@@ -73,7 +73,7 @@ class WorkMeter:
         self._data = self._forward = 0.0
 
     def read(self) -> RankSeconds:
-        """Return a typical update since the last reading, or `NOT_MEASURED` after too few."""
+        """Return a typical update since the last reading; `NOT_MEASURED` after too few updates."""
         kinds = (self._update_seconds, self._data_seconds, self._forward_seconds)
         updates = len(self._update_seconds)
         if updates < WINDOW_UPDATES:
@@ -91,7 +91,7 @@ def make_work_meter(device: torch.device, world_size: int) -> WorkMeter:
     """Create the meter of a rank.
 
     Args:
-        device: The rank's device. A GPU's own clock measures the rank's own part.
+        device: The rank's device. On a GPU, the clock of the device measures the rank's own time.
         world_size: Number of ranks.
     """
     compares = device.type == "cpu" and 1 < world_size <= ONE_NODE_RANKS

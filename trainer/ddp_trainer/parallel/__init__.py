@@ -1,1 +1,1 @@
-"""How a model is spread over the ranks."""
+"""Strategies that spread a model over the ranks, and the communication of gradients."""

@@ -1,19 +1,19 @@
-"""The repeated blocks of a model, such as those of a transformer."""
+"""Find the repeated blocks of a model, for example of a transformer."""
 
 from collections import Counter
 
 from torch import nn
 
 REPEATED = 2
-"""Minimum number of modules of one class that make a container a list of blocks."""
+"""Minimum number of modules of one class in a container that counts as a list of blocks."""
 
 
 def repeated_blocks(model: nn.Module) -> list[nn.Module]:
-    """Return the outermost modules that are listed with others of their class.
+    """Return the outermost modules that a container lists together with others of their class.
 
     Transformer blocks are the usual case. A module that shares a parameter with the rest of the
-    model is not a block, because it cannot be gathered alone. Nor is a module that is listed twice,
-    because it computes several times in one pass.
+    model is not a block, because its weights cannot be gathered separately. A module that is listed
+    twice is not a block, because it computes several times in one pass.
     """
     blocks: list[nn.Module] = []
     inside: set[nn.Module] = set()

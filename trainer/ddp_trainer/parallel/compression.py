@@ -1,7 +1,8 @@
-"""Compression of gradients on the wire, by torch's communication hooks for DDP.
+"""Compress gradients for communication, with torch's communication hooks for DDP.
 
-One hook is registered for the whole run and decides at each update. So compression can begin late,
-or when the measured share of communication is large enough.
+One hook is registered for the whole run and decides at each update whether to compress. So
+compression can begin at a later update, or when the measured share of communication is large
+enough.
 """
 
 from collections.abc import Callable
@@ -20,15 +21,16 @@ from ddp_trainer.parallel.error_feedback import ErrorFeedback
 from ddp_trainer.seeds import derive_seed
 
 POWERSGD_EPSILON = 1e-8
-"""Term that keeps columns without a gradient finite when PowerSGD normalises them."""
+"""Epsilon in PowerSGD's normalisation, which keeps columns without a gradient finite."""
 _POWERSGD_BEGIN = 2
-"""Smallest value that torch accepts; `Compression` itself decides when compression begins."""
+"""First update for torch's own PowerSGD: torch's minimum, because `Compression` decides when to
+begin."""
 _RESIDUE = "residue"
-"""First part of the name of a residue in a checkpoint."""
+"""Prefix of the name of a residue in a checkpoint."""
 
 
 class Compression:
-    """A communication hook on a DDP module, and the decision when it compresses."""
+    """Communication hook on a DDP module, with the decision when it compresses gradients."""
 
     def __init__(
         self,
@@ -37,12 +39,12 @@ class Compression:
         seed: int,
         count_scale: float,
     ) -> None:
-        """Register the hook.
+        """Register the hook on the module.
 
         Args:
             wrapped: The DDP module, before its first backward pass.
-            config: Method and start.
-            seed: Equal on all ranks.
+            config: Method of compression, and its first update.
+            seed: Seed of PowerSGD's matrices, equal on all ranks.
             count_scale: Reduced count of an update divided by the count of all ranks.
 
         Raises:
@@ -76,14 +78,15 @@ class Compression:
         Args:
             step: Index of the update, from 0.
             samples: Samples of the update, over all ranks.
-            scale: Applied to the differentiated sum but not to the count: an fp16 gradient scaler.
+            scale: Factor of the differentiated sum but not of the count, from an fp16 gradient
+                scaler.
         """
         self._active = self.switched_on and step >= self._config.start
         if self._active and self.has_feedback:
             self._feedback.begin(samples, scale)
 
     def finish(self, count: Tensor, nonfinite: Tensor) -> None:
-        """Take over what the compression of the update lost.
+        """Keep the error of the update's compression for the next update.
 
         Args:
             count: Mean of the ranks' loss counts, as reduced.
@@ -97,11 +100,11 @@ class Compression:
         """Switch compression on for the rest of the run if the share is large enough.
 
         Args:
-            step: Updates done.
+            step: Number of completed updates.
             share: Mean over ranks of `communication_share`.
 
         Returns:
-            A sentence if this call switched it on, else None.
+            A message if this call switched compression on, else None.
         """
         if self.switched_on or step < self._config.start or not share >= self._config.share:
             return None
@@ -112,7 +115,7 @@ class Compression:
         )
 
     def reduce(self, bucket: GradBucket) -> Future[Tensor]:
-        """Average a bucket over ranks."""
+        """Average the gradients of a bucket over the ranks, compressed or not."""
         if not self._active:
             return default_hooks.allreduce_hook(None, bucket)  # type: ignore[arg-type]
         match self._config.name:
@@ -137,11 +140,11 @@ class Compression:
     def load(
         self, saved: NamedTensors, rank: int, *, world_size: int, saved_world_size: int
     ) -> None:
-        """Load saved state. PowerSGD alone has any.
+        """Load saved state, which only PowerSGD has.
 
-        At another number of ranks each rank starts with the mean of the saved residues. An update
-        uses the mean of the ranks' residues, and that stays the same: what compression still owes
-        to the weights is neither lost nor added twice.
+        At another number of ranks, each rank starts with the mean of the saved residues. An update
+        uses only the mean of all residues, which stays the same. So no compression error is lost or
+        added twice.
 
         Args:
             saved: The merged results of `state` of all ranks. Residues of older releases
@@ -170,7 +173,7 @@ class Compression:
 
 
 def residues_in(saved: NamedTensors) -> bool:
-    """Return whether saved state holds residues that `Compression.load` uses."""
+    """Return whether saved state contains residues that `Compression.load` can use."""
     return any(path.startswith(f"{_RESIDUE}/") for path in saved)
 
 
@@ -179,7 +182,7 @@ def _hook(state: Compression, bucket: GradBucket) -> Future[Tensor]:
 
 
 def communication_share(wrapped: nn.Module) -> float:
-    """Return the part of an update's time in which DDP only waited for communication.
+    """Return the share of an update's time in which DDP only waited for communication.
 
     Without measurements of DDP the share is 0.
     """

@@ -16,11 +16,11 @@ from ddp_trainer.parallel.objective import Objective
 from ddp_trainer.parallel.strategy import Strategy
 
 _UNUSED = re.compile(r"did not receive grad for rank \d+: ([\d ]*\d)")
-"""What torch says of weights that its reducer still waits for."""
+"""Part of torch's error message about weights without a gradient, for which its reducer waits."""
 
 
 class Replicated(Strategy):
-    """DistributedDataParallel with settings for the installed torch; rank 0's weights are used.
+    """Strategy with DistributedDataParallel, which starts from rank 0's weights.
 
     DDP does not broadcast buffers in the forward pass. The trainer averages BatchNorm statistics
     before it uses them (`numerics.batch_norm`), which saves a collective per buffer and update.
@@ -51,7 +51,7 @@ class Replicated(Strategy):
         return DistributedDataParallel(objective, **settings)
 
     def gradient_sync(self, wrapped: nn.Module, *, reduce: bool) -> AbstractContextManager[object]:
-        """Return a context that reduces by bucket in the backward pass, or only accumulates."""
+        """Return a context in which the backward pass reduces each bucket, or only accumulates."""
         if reduce or not isinstance(wrapped, DistributedDataParallel):
             return nullcontext()
         return wrapped.no_sync()

@@ -1,8 +1,8 @@
-"""Times of the parts of an update, as DDP measures them.
+"""Read DDP's own measurements of the parts of an update.
 
-DDP measures the first ten updates and then one in a hundred, with the clock of the device. The
-functions here only copy its newest results, in less than 0.1 ms. They measure nothing, communicate
-nothing and do not wait for the device. The results are a prototype of torch.
+DDP measures the first ten updates and then one in a hundred, with the clock of the device. This
+module only copies the newest results, in less than 0.1 ms. It does not communicate or wait for the
+device. torch calls these results a prototype.
 """
 
 from dataclasses import dataclass
@@ -15,18 +15,18 @@ _NANOSECONDS = 1e9
 
 @dataclass(frozen=True, slots=True)
 class DdpTimes:
-    """Parts of an update in seconds."""
+    """Durations of the parts of an update, in seconds."""
 
     forward: float
     backward: float
-    """The backward pass, without a wait for the reduction after its end."""
+    """Duration of the backward pass, without the wait for reductions after its end."""
     reduction: float
     """From the start of the first reduction of gradients to the end of the last one.
 
-    A rank that the others wait for makes their reductions longer.
+    If ranks wait for a slow rank, their reductions take longer.
     """
     overlap: float
-    """Part of the reduction in which the backward pass computed."""
+    """Part of the reduction that overlaps with the backward pass."""
 
     @property
     def exposed(self) -> float:
@@ -40,7 +40,7 @@ def mean_times(wrapped: nn.Module) -> DdpTimes | None:
 
 
 def newest_times(wrapped: nn.Module) -> DdpTimes | None:
-    """Return the times of the newest measured update, or None without DDP or a measurement."""
+    """Return the times of the newest measured update, or None if DDP has measured nothing."""
     return _times(wrapped, "")
 
 

@@ -1,6 +1,6 @@
-"""Split tensors: torch's `DTensor`, recognised by its methods.
+"""Use split tensors (torch's `DTensor`), which the module recognises by their methods.
 
-Importing its class takes a second that a run without split tensors need not spend.
+The import of the class takes a second, which a run without split tensors saves.
 """
 
 from typing import Any
@@ -21,7 +21,7 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """Return the whole tensor. For a split tensor every rank must call it."""
+    """Return the whole tensor. Every rank must call this function for a split tensor."""
     part: Any = tensor
     return part.full_tensor() if is_split(tensor) else tensor
 
@@ -30,7 +30,7 @@ def laid_out_like(tensor: Tensor, pattern: Tensor) -> Tensor:
     """Return a whole tensor with the layout of `pattern`: same device and strides, split like it.
 
     Args:
-        tensor: Equal on all ranks; no communication takes place.
+        tensor: Tensor that is equal on all ranks, because the ranks do not communicate.
         pattern: A tensor of the same shape, with dense memory.
     """
     tensor = tensor.to(pattern.device)

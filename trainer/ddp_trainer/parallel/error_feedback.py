@@ -1,18 +1,19 @@
-"""PowerSGD's error feedback, in units that do not depend on the size of a batch.
+"""Keep PowerSGD's error feedback in units that do not depend on the size of a batch.
 
-PowerSGD adds what it lost in one update to the next one (Vogels et al. 2019, arXiv:1905.13727). The
-trainer reduces gradients of sums, which grow with the batch. What a full batch lost would be many
-times the gradient of a short last batch. So the residues are kept as gradients of the mean.
+PowerSGD adds the error of one update, the residue, to the next update (Vogels et al. 2019,
+arXiv:1905.13727). The trainer reduces gradients of sums, which grow with the batch. So the residue
+of a full batch could be many times the gradient of a short last batch. Therefore residues are kept
+as gradients of the mean.
 
-The reduction needs them as gradients of a sum, but the count of the update is known only
-afterwards. It is estimated from the number of samples, which all ranks know, and from the count per
-sample of recent updates. For counts of samples the estimate is exact. For counts of tokens the next
-residue contains the difference, so nothing is lost and nothing is added twice. The estimate
-must be the same on all ranks, because only the sum of their residues is small. It costs no
-collective.
+The reduction needs residues as gradients of a sum, but the count of the update is known only
+afterwards. The count is estimated from the number of samples, which all ranks know, and from the
+count per sample of recent updates. For counts of samples the estimate is exact. For counts of
+tokens the next residue contains the difference, so nothing is lost and nothing is added twice. The
+estimate must be the same on all ranks, because only the sum of their residues is small. The
+estimate costs no collective.
 
-A reduction uses the mean of the ranks' residues and nothing else of them. So at another number of
-ranks each rank starts with the mean of the saved residues, and the sum of all updates stays exact.
+A reduction uses only the mean of the ranks' residues. So at another number of ranks, each rank
+starts with the mean of the saved residues, and the sum of all updates stays exact.
 """
 
 from collections.abc import Callable
@@ -22,14 +23,14 @@ from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState
 
 GROWTH = 1.1
-"""Largest factor by which the estimated count per sample rises in an update. It falls at once. An
-estimate that is often more than twice the count would make the residue diverge."""
+"""Maximum factor by which the estimated count per sample may rise in an update; it may fall without
+limit. An estimate that is often more than twice the count would make the residue diverge."""
 
 _TINY = torch.finfo(torch.float32).tiny
 
 
 class ErrorFeedback:
-    """Conversion of this rank's residues before and after each reduction."""
+    """Converter of this rank's residues before and after each reduction."""
 
     def __init__(self, power: PowerSGDState, device: torch.device, count_scale: float) -> None:
         """Convert the residues of a state of torch's PowerSGD hook, in place.
@@ -48,7 +49,7 @@ class ErrorFeedback:
         """Estimated count per sample. 0 before the first update."""
 
     def add(self, index: int, saved: Tensor, part: float) -> None:
-        """Add a part of a saved residue to this rank's residue.
+        """Add a saved residue, times a factor, to this rank's residue.
 
         Args:
             index: Number of the bucket.
@@ -64,7 +65,8 @@ class ErrorFeedback:
 
         Args:
             samples: Samples of the update, over all ranks.
-            scale: Applied to the differentiated sum but not to the count: an fp16 gradient scaler.
+            scale: Factor of the differentiated sum but not of the count, from an fp16 gradient
+                scaler.
         """
         self._samples = samples
         self._expected = self.rate * (samples * self._count_scale)
@@ -81,7 +83,7 @@ class ErrorFeedback:
         Args:
             count: Mean count of the ranks, as reduced.
             nonfinite: Scalar, 1 if the update is skipped because its gradients were not finite.
-                Then, or if nothing was counted, residues and matrices stay as they were.
+                In this case, or if the count is 0, residues and matrices stay unchanged.
         """
         count = count.detach().squeeze()
         skipped = nonfinite.bool() | (count == 0)
@@ -106,6 +108,6 @@ class ErrorFeedback:
 
 
 def _first_directions(like: Tensor) -> Tensor:
-    """Return random numbers that are equal on all ranks, for matrices that were never computed."""
+    """Return random numbers, equal on all ranks, for matrices that were never computed."""
     generator = torch.Generator().manual_seed(0)
     return torch.randn(like.shape, generator=generator, dtype=like.dtype).to(like.device)

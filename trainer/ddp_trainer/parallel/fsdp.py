@@ -2,7 +2,7 @@
 
 torch's `fully_shard` gathers the weights of a block when the block computes and frees them
 afterwards (Zhao et al. 2023, arXiv:2304.11277). `count_param` is not split, so an update needs two
-reductions of one number more than with ddp.
+more reductions than with ddp, each of one number.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -32,8 +32,9 @@ class FullySharded(Strategy):
     def wrap(self, objective: Objective, *, compile_options: Mapping[str, Any] | None) -> nn.Module:
         """Move the model to the device and split it, one block at a time.
 
-        A block that only some ranks use cannot be gathered alone. So with `find_unused_parameters`
-        the whole model is one block. torch splits contiguous weights only.
+        A block that only some ranks use cannot be gathered separately. So with
+        `find_unused_parameters` the whole model is one block. torch can split only contiguous
+        weights.
         """
         make_contiguous(objective.model)
         mesh = init_device_mesh(self.device.type, (dist.get_world_size(),))
@@ -63,10 +64,10 @@ class FullySharded(Strategy):
                 dist.broadcast(tensor.detach(), src=0)
 
     def _policy(self, part: nn.Module, *, cast_inputs: bool) -> MixedPrecisionPolicy:
-        """Return the number formats of a part: with bf16, gather bf16 weights and reduce in fp32.
+        """Return the number formats of a part. With bf16, it gathers bf16 and reduces fp32.
 
-        A part with normalisation over the batch gathers fp32, because torch normalises bf16 with
-        fp32 weights or statistics only if both are fp32.
+        A part with BatchNorm gathers fp32 weights, because torch accepts fp32 statistics with bf16
+        inputs only if the weights are fp32 too.
 
         Args:
             part: A block, or the model.
@@ -84,8 +85,8 @@ class FullySharded(Strategy):
     def gradient_sync(self, wrapped: nn.Module, *, reduce: bool) -> AbstractContextManager[object]:
         """Reduce the gradients in the backward pass.
 
-        A pass that only accumulates reduces them too, because whole gradients would need the memory
-        that fsdp2 saves. With `full_gradients` it accumulates whole gradients.
+        A pass that only accumulates also reduces its gradients, because whole gradients would need
+        the memory that fsdp2 saves. With `full_gradients` the pass accumulates whole gradients.
         """
         model = wrapped.model
         if self.config.full_gradients and isinstance(model, FSDPModule):
@@ -93,7 +94,7 @@ class FullySharded(Strategy):
         return nullcontext()
 
     def mean(self, value: Tensor) -> Tensor:
-        """Return the average over ranks."""
+        """Return a gradient's average over ranks."""
         dist.all_reduce(value)
         return value / dist.get_world_size()
 
@@ -102,16 +103,16 @@ class FullySharded(Strategy):
         return [local(gradient) for gradient in gradients]
 
     def drop_unused(self, params: list[nn.Parameter]) -> None:
-        """Drop gradients of weights that no pass of any rank has used."""
+        """Drop the gradients of weights that no pass on any rank has used."""
         if self._unused is not None:
             self._unused.drop(params)
 
     def any(self, flag: Tensor) -> None:
-        """Reduce the flag, because each rank sees only its part of the gradients."""
+        """Reduce the flag over ranks, because each rank sees only its part of the gradients."""
         dist.all_reduce(flag, dist.ReduceOp.MAX)
 
     def free_gathered(self, model: nn.Module) -> None:
-        """Free the root's weights, which torch keeps gathered for a backward pass."""
+        """Free the root module's weights, which torch keeps gathered for a backward pass."""
         for module in _split_modules(model):
             module.reshard()
 
@@ -147,7 +148,7 @@ def _split_modules(model: nn.Module) -> list[FSDPModule]:
 
 
 def _use_exact(parts: list[nn.Parameter], model: nn.Module) -> None:
-    """Replace gathered weights that are rounded to bf16 by exact ones."""
+    """Replace gathered weights that were rounded to bf16 by exact weights."""
     pairs = list(zip(parts, model.parameters(), strict=True))
     exact = {
         id(gathered): nn.Parameter(whole(part.detach()), requires_grad=part.requires_grad)
@@ -162,7 +163,7 @@ def _use_exact(parts: list[nn.Parameter], model: nn.Module) -> None:
 
 @torch.no_grad()
 def _keep_changes(parts: list[nn.Parameter], model: nn.Module) -> None:
-    """Copy the gathered weights of the model to this rank's parts of them."""
+    """Copy changes of the model's gathered weights to this rank's parts of the weights."""
     for part, gathered in zip(parts, model.parameters(), strict=True):
         if gathered is not part:
             part.copy_(laid_out_like(gathered, part))

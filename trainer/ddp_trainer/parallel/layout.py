@@ -1,8 +1,9 @@
-"""The layout of weights in memory: the order in which their elements follow each other, and gaps.
+"""Control the layout of weights in memory: the order of their elements, and gaps.
 
-Fused optimizers walk through a weight, its gradient and its moments as they lie in memory. So each
-weight must be dense, and what is kept beside it must have its strides (`dtensor.laid_out_like`).
-Checkpoints are in the order of the indices, so a run may resume with another layout.
+Fused optimizers process a weight, its gradient and its moments in the order of memory. So each
+weight must be dense, and its gradient and moments must have the same strides
+(`dtensor.laid_out_like`). Checkpoints use the order of indices, so a run may resume with another
+layout.
 """
 
 from itertools import pairwise
@@ -16,7 +17,8 @@ from ddp_trainer.names import plain_name
 from ddp_trainer.parallel.dtensor import is_split
 
 CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
-"""Memory format of images and videos, and of the weights of their convolutions, by dimensions."""
+"""Memory format of images and videos, and of convolution weights for them, by number of
+dimensions."""
 
 
 def order_in_memory(tensor: Tensor) -> list[int]:
@@ -26,7 +28,7 @@ def order_in_memory(tensor: Tensor) -> list[int]:
 
 
 def has_overlap(tensor: Tensor) -> bool:
-    """Return whether two elements may have the same place in memory, as after `expand`."""
+    """Return whether two elements may share a memory location, for example after `expand`."""
     if not tensor.numel():
         return False
     span = 0
@@ -40,7 +42,7 @@ def has_overlap(tensor: Tensor) -> bool:
 
 
 def has_gaps(tensor: Tensor) -> bool:
-    """Return whether the memory between two elements is not part of the tensor, as in a slice."""
+    """Return whether a tensor's memory has gaps between its elements, for example in a slice."""
     if not tensor.numel():
         return False
     sizes = zip(tensor.shape, tensor.stride(), strict=True)
@@ -51,9 +53,9 @@ def is_moment(value: object, name: str, param: Tensor) -> TypeGuard[Tensor]:
     """Return whether a value of an optimizer's state belongs to each element of a parameter.
 
     Args:
-        value: The value.
-        name: Its name. `step` is a counter, even if the parameter is a single number.
-        param: The parameter.
+        value: A value of the optimizer's state.
+        name: Name of the value. `step` is a counter, even if the parameter is a single number.
+        param: The parameter to which the state belongs.
     """
     return isinstance(value, Tensor) and value.shape == param.shape and name != "step"
 
@@ -62,17 +64,17 @@ def is_moment(value: object, name: str, param: Tensor) -> TypeGuard[Tensor]:
 def make_dense(model: nn.Module) -> list[str]:
     """Give each trained parameter dense memory of its own, in place. Shared weights stay shared.
 
-    Buffers and frozen parameters with overlaps get memory of their own, too, because nothing can
-    be loaded into them otherwise.
+    Buffers and frozen parameters with overlapping elements also get their own memory, because
+    values could not be loaded into them otherwise.
 
     Args:
         model: The bare model, before the optimizer and the strategy see it.
 
     Returns:
-        Names of the trained parameters that are copies now.
+        Names of the trained parameters that were copied.
 
     Raises:
-        InputError: If elements of trained parameters have the same place in memory.
+        InputError: If elements of trained parameters share a memory location.
     """
     params = [(plain_name(name), each) for name, each in model.named_parameters() if _known(each)]
     for name, param in params:
@@ -95,7 +97,7 @@ def make_dense(model: nn.Module) -> list[str]:
 
 @torch.no_grad()
 def make_contiguous(model: nn.Module) -> None:
-    """Give parameters and buffers the order of their indices, in place; shared ones stay shared."""
+    """Make parameters and buffers contiguous in place. Shared tensors stay shared."""
     for tensor in (*model.parameters(), *model.buffers()):
         if _known(tensor) and not tensor.is_contiguous():
             tensor.data = tensor.detach().contiguous()
@@ -103,14 +105,14 @@ def make_contiguous(model: nn.Module) -> None:
 
 @torch.no_grad()
 def make_channels_last(model: nn.Module) -> None:
-    """Give images, videos and weights of convolutions in a model this memory format, in place."""
+    """Convert images, videos and convolution weights in a model to this memory format, in place."""
     for tensor in (*model.parameters(), *model.buffers()):
         if _known(tensor) and tensor.dim() in CHANNELS_LAST:
             tensor.data = tensor.detach().contiguous(memory_format=CHANNELS_LAST[tensor.dim()])
 
 
 def copied_sentence(copied: list[str]) -> str | None:
-    """Return a sentence about the result of `make_dense`; None if no parameter is a copy."""
+    """Return a message about the parameters that `make_dense` copied, or None."""
     if not copied:
         return None
     return (
@@ -121,7 +123,7 @@ def copied_sentence(copied: list[str]) -> str | None:
 
 
 def _known(tensor: Tensor) -> bool:
-    """Return whether a tensor has numbers and strides: it is not lazy, sparse, meta or split."""
+    """Return whether a tensor has values and strides: it is not lazy, sparse, meta or split."""
     strided = tensor.layout == torch.strided and not is_split(tensor)
     return strided and not nn.parameter.is_lazy(tensor) and not tensor.is_meta
 

@@ -1,7 +1,8 @@
 """Post-local SGD: ranks train separately and average their weights every few updates.
 
-Lin et al. 2020 (arXiv:1808.07217). The optimizer's moments are averaged with the weights. After an
-average all ranks hold the same state, so it can be saved and resumed at any world size.
+See Lin et al. 2020 (arXiv:1808.07217). The optimizer's moments are averaged together with the
+weights. After an average all ranks have the same state, which can be saved and resumed at any world
+size.
 """
 
 from typing import Any
@@ -16,7 +17,7 @@ from ddp_trainer.ranks.collectives import is_joined
 
 
 class LocalSgd:
-    """Decides which updates stay local to a rank, and averages the ranks."""
+    """Schedule of local updates and averages, and the averaging itself."""
 
     def __init__(
         self,
@@ -68,10 +69,10 @@ class LocalSgd:
 
 @torch.no_grad()
 def average_over_ranks(tensors: list[Tensor]) -> None:
-    """Set tensors on all ranks to their mean, in place. Every rank must call it.
+    """Replace tensors by their mean over ranks, in place. Every rank must call this.
 
     Args:
-        tensors: At least one, of one type and device.
+        tensors: One or more tensors of one data type on one device.
     """
     if not is_joined():
         return

@@ -1,4 +1,4 @@
-"""Memory of a rank by strategy, and advice on the strategy."""
+"""Estimate the memory of a rank for each strategy, and advise on the strategy."""
 
 import math
 from dataclasses import dataclass
@@ -8,7 +8,8 @@ from ddp_trainer.parallel.zero1 import owners
 
 STRATEGIES: tuple[StrategyName, ...] = ("ddp", "zero1", "fsdp2")
 ADVISABLE_PART = 0.6
-"""Part of a device's memory for weights, gradients and state; the rest is for activations."""
+"""Share of a device's memory that weights, gradients and state may use. Activations need the
+rest."""
 _GIB = 1 << 30
 _AVERAGE_BYTES = 4
 """Bytes per weight of the moving average, which is in fp32."""
@@ -33,11 +34,11 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """What a run holds for its model: weights, gradients, optimizer state and average."""
+    """Memory of a run for its model: weights, gradients, optimizer state and moving average."""
 
     params: tuple[Size, ...]
     moments: int
-    """Numbers per trained weight in the optimizer's state."""
+    """Number of values per trained weight in the optimizer's state."""
     averaged: bool = False
     """Whether there is a moving average of the weights."""
     buffers: int = 0
@@ -46,7 +47,7 @@ class Footprint:
     """Whether fsdp2 accumulates whole gradients."""
 
     def per_rank(self, strategy: StrategyName, ranks: int) -> int:
-        """Return the bytes on the rank that holds the most.
+        """Return the bytes on the rank that needs the most memory.
 
         Activations, temporarily gathered blocks and the optimizer's counters are not included.
 
@@ -66,18 +67,18 @@ class Footprint:
         )
 
     def by_strategy(self, ranks: int) -> dict[StrategyName, int]:
-        """Return the bytes on the rank that holds the most, for each strategy."""
+        """Return the bytes on the rank that needs the most memory, for each strategy."""
         return {name: self.per_rank(name, ranks) for name in STRATEGIES}
 
     def _trained(self) -> list[Size]:
         return [size for size in self.params if size.trained]
 
     def _optimizer(self, ranks: int) -> int:
-        """Return the bytes of the optimizer's state, split like the weights."""
+        """Return the bytes of the optimizer's state, if it is split like the weights."""
         return self.moments * sum(s.part(ranks) * s.element for s in self._trained())
 
     def _owned(self, ranks: int) -> int:
-        """Return the bytes of the optimizer's state of the rank that owns the most."""
+        """Return the bytes of the optimizer's state on the rank that owns the most parameters."""
         loads = [0] * ranks
         trained = self._trained()
         for size, rank in zip(trained, owners([s.part(1) for s in trained], ranks), strict=True):
@@ -86,10 +87,10 @@ class Footprint:
 
 
 def advise(footprint: Footprint, ranks: int, chosen: StrategyName, device_bytes: int) -> str | None:
-    """Return a sentence if the chosen strategy leaves too little memory, else None.
+    """Return a warning if the chosen strategy leaves too little memory, else None.
 
     Args:
-        footprint: Of the model.
+        footprint: Memory that the model needs.
         ranks: Number of ranks.
         chosen: Strategy of the run.
         device_bytes: Memory of a device, in bytes.

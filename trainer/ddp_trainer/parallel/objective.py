@@ -1,4 +1,4 @@
-"""Model and loss as one module, so that DDP reduces the loss count with the gradients."""
+"""Combine model and loss in one module, so that DDP reduces the loss count with the gradients."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -11,7 +11,7 @@ from ddp_trainer.task import LOSS_PARTS, Weighted
 
 
 class Objective(nn.Module):
-    """Model and loss as one module: the loss is computed inside the wrapped forward pass.
+    """Module of model and loss, which computes the loss inside the wrapped forward pass.
 
     The user's loss receives the bare model and may call it in any way. `count_param` is a parameter
     that is always zero. The backward pass sets its gradient to the count. That gradient lies in
@@ -33,11 +33,12 @@ class Objective(nn.Module):
 
         Args:
             batch: A batch of the task's data.
-            scale: Applied to the differentiated sum but not to the count: an fp16 gradient scaler.
+            scale: Factor of the differentiated sum but not of the count, from an fp16 gradient
+                scaler.
 
         Returns:
             Fp32 scalars: the two roots of the backward pass (`backward`), the loss sum and the loss
-            count. And the named parts of the loss, as scalars without gradients.
+            count. The last item is the named parts of the loss, as scalars without gradients.
 
         Raises:
             InputError: If the task's loss returned anything but a weighted scalar with scalar
@@ -53,10 +54,10 @@ class Objective(nn.Module):
 
 
 def backward(roots: tuple[Tensor, Tensor], count: Tensor, factor: float = 1.0) -> None:
-    """Add the gradients of a loss, and its count as that of `count_param`.
+    """Run the backward pass: add the gradients of a loss, and its count to `count_param`.
 
     Args:
-        roots: What `Objective.forward` returned first.
+        roots: First item that `Objective.forward` returned.
         count: The loss count.
         factor: Factor of all gradients.
     """
@@ -70,10 +71,10 @@ def backward(roots: tuple[Tensor, Tensor], count: Tensor, factor: float = 1.0) -
 
 
 def _detached(parts: Mapping[str, object]) -> dict[str, Tensor]:
-    """Return the parts without gradients.
+    """Return the named parts of a loss, detached from the graph.
 
     Raises:
-        InputError: If they are too many, or one is not a scalar tensor.
+        InputError: If there are too many parts, or one is not a scalar tensor.
     """
     if len(parts) > LOSS_PARTS:
         raise InputError(f"task: loss must have at most {LOSS_PARTS} parts, not {len(parts)}")

@@ -1,8 +1,8 @@
-"""The strategies ddp, zero1 and fsdp2: how weights, gradients and optimizer state are spread.
+"""Interface of the strategies ddp, zero1 and fsdp2, which spread state over the ranks.
 
-A strategy wraps the objective, may take its part of the optimizer, controls when a backward pass
-reduces gradients, and may act after an update. Split tensors are torch's `DTensor`; a split
-optimizer lacks the parameters of other ranks. So checkpoints work alike for all strategies.
+A strategy wraps the objective, may split the optimizer, controls when a backward pass reduces
+gradients, and may act after an update. Split tensors are torch's `DTensor`. A split optimizer does
+not have the parameters of other ranks. So checkpoint code is the same for all strategies.
 """
 
 import pkgutil
@@ -19,10 +19,10 @@ from ddp_trainer.ranks.collectives import is_joined
 
 
 class Strategy:
-    """The strategy of a single process, and the defaults of the others."""
+    """Strategy of a single process, and base class of all other strategies."""
 
     splits_optimizer = False
-    """Whether ranks hold optimizer state of different parameters."""
+    """Whether each rank has the optimizer state of different parameters."""
 
     def __init__(
         self, device: torch.device, config: ParallelConfig, precision: Precision = "fp32"
@@ -32,10 +32,10 @@ class Strategy:
         self.precision = precision
 
     def wrap(self, objective: Objective, *, compile_options: Mapping[str, Any] | None) -> nn.Module:
-        """Move the objective to the device, and make its gradients those of all ranks.
+        """Move the objective to the device, and wrap it so that ranks reduce its gradients.
 
         Args:
-            objective: In host memory, equal on all ranks.
+            objective: Objective in host memory, equal on all ranks.
             compile_options: Options of torch.compile. None leaves the model as it is.
         """
         objective.to(self.device)
@@ -52,7 +52,8 @@ class Strategy:
 
         Args:
             wrapped: The module that `wrap` returned.
-            reduce: Whether the pass ends with reduced gradients, or only adds to this rank's.
+            reduce: Whether the pass ends with reduced gradients. Otherwise it only adds to this
+                rank's gradients.
         """
         del wrapped, reduce
         return nullcontext()
@@ -64,7 +65,8 @@ class Strategy:
             wrapped: The module that `wrap` returned.
 
         Raises:
-            InputError: If it has not, because this rank left weights without a gradient.
+            InputError: If a gradient is not reduced, because this rank left weights without a
+                gradient.
         """
 
     def mean(self, value: Tensor) -> Tensor:
@@ -76,7 +78,7 @@ class Strategy:
         return gradients
 
     def drop_unused(self, params: list[nn.Parameter]) -> None:
-        """Drop gradients of weights that no pass of the update has used, if there may be any.
+        """Drop the gradients of weights that no pass of the update has used.
 
         Args:
             params: The trained parameters.
@@ -86,10 +88,10 @@ class Strategy:
         """Set a flag, 0 or 1, of this rank's part of the gradients if it is set on any rank."""
 
     def after_update(self) -> None:
-        """Make the weights complete on all ranks, right after an update."""
+        """Distribute the updated weights, so that all ranks have all weights after an update."""
 
     def free_gathered(self, model: nn.Module) -> None:
-        """Free the weights that a forward pass without a backward pass left gathered.
+        """Free the gathered weights after a forward pass without a backward pass.
 
         Args:
             model: The bare model.
@@ -97,9 +99,9 @@ class Strategy:
 
     @contextmanager
     def whole_weights(self, model: nn.Module) -> Iterator[Callable[[], nn.Module]]:
-        """Return the context of a task's hook. It yields a function that returns the model.
+        """Return the context of a task's hook, which yields a function that returns the model.
 
-        That model has whole weights until the context ends. Changes of its weights stay. If one
+        That model has whole weights until the context ends. Changes to its weights are kept. If one
         rank calls the function, all ranks must.
 
         Args:
@@ -109,7 +111,7 @@ class Strategy:
 
 
 def choose_strategy(device: torch.device, config: ParallelConfig, precision: Precision) -> Strategy:
-    """Return the configured strategy, or the default one in a process without a group."""
+    """Return the configured strategy, or the default strategy in a single process."""
     if not is_joined():
         return Strategy(device, config, precision)
     kinds: dict[StrategyName, str] = {

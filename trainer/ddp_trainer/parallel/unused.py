@@ -1,8 +1,9 @@
-"""Gradients with fsdp2 when an update may leave weights without one.
+"""Handle gradients with fsdp2 when an update may leave weights without a gradient.
 
-torch reduces the gradients that a rank has. Ranks that have gradients of different weights would
-reduce different numbers, and fail. So each backward pass starts with zeros, and after the last one
-the ranks find the weights that no pass of any rank has used. Those get no gradient, as with ddp.
+torch reduces only the gradients that a rank has. If ranks had gradients of different weights, their
+reductions would not match and would fail. So each backward pass starts with zeros. After the last
+pass the ranks find the weights that no pass on any rank has used, and drop their gradients, as ddp
+does.
 """
 
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ class UnusedWeights:
     """The weights that an update has used so far on this rank."""
 
     def __init__(self, model: nn.Module) -> None:
-        """Watch a model.
+        """Record which weights of a model are used.
 
         Args:
             model: The bare model, which gathers all its weights together.
@@ -27,7 +28,7 @@ class UnusedWeights:
         self._watched = False
 
     def before_backward(self) -> None:
-        """Start the gradients of the gathered weights with zeros."""
+        """Set the gradients of the gathered weights to zero before the backward pass."""
         params = [param for param in self._model.parameters() if param.requires_grad]
         if not self._watched:
             # The gathered weights are the same objects in each pass.
@@ -39,7 +40,7 @@ class UnusedWeights:
                 param.grad = torch.zeros_like(param)
 
     def drop(self, params: Sequence[nn.Parameter]) -> None:
-        """Drop the gradients of weights that no rank has used. Every rank must call it.
+        """Drop the gradients of weights that no rank has used. Every rank must call this.
 
         Args:
             params: The trained parameters, in the order of the model.

@@ -1,4 +1,4 @@
-"""Kinds of weights that the strategies cannot train."""
+"""Refuse weights that a strategy cannot train."""
 
 from torch import nn
 
@@ -14,7 +14,7 @@ def check_weights(model: nn.Module, strategy: StrategyName) -> None:
         strategy: The strategy of the run on several ranks.
 
     Raises:
-        InputError: If there is such a parameter; names the first.
+        InputError: If there is such a parameter. The message names the first one.
     """
     for name, module in model.named_modules():
         if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse:

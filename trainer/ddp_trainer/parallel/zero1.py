@@ -1,4 +1,4 @@
-"""The strategy `zero1`: like ddp, but one rank only holds each parameter's optimizer state.
+"""The strategy `zero1`: like ddp, but only one rank has a parameter's optimizer state.
 
 Stage 1 of ZeRO (Rajbhandari et al. 2020, arXiv:1910.02054): a rank updates the parameters that it
 owns and broadcasts them. The optimizer object is the same, without the parameters of other ranks in
@@ -16,7 +16,7 @@ from ddp_trainer.parallel.ddp import Replicated
 
 
 class SplitOptimizer(Replicated):
-    """DDP with an owner for each parameter."""
+    """Strategy with DDP, in which one rank owns each parameter and its optimizer state."""
 
     splits_optimizer = True
     _buffers: list[tuple[int, Tensor]]
@@ -24,11 +24,11 @@ class SplitOptimizer(Replicated):
     def split(self, optimizer: torch.optim.Optimizer) -> None:
         """Keep in each group only the parameters that this rank owns.
 
-        Each owner's parameters become views of one buffer, so that one broadcast per owner sends
-        all of them without a copy.
+        The parameters of each owner become views of one buffer, so that one broadcast per owner
+        sends all of them without a copy.
 
         Raises:
-            InputError: If the optimizer already holds state.
+            InputError: If the optimizer already has state.
         """
         if optimizer.state:
             name = type(optimizer).__name__
@@ -59,10 +59,10 @@ class SplitOptimizer(Replicated):
 
 
 def owners(sizes: list[int], ranks: int) -> list[int]:
-    """Assign an owner to each parameter: the largest first, each to the least loaded rank.
+    """Assign an owner rank to each parameter: the largest parameter first, to the rank with least.
 
     Args:
-        sizes: Elements of each parameter.
+        sizes: Number of elements of each parameter.
         ranks: Number of ranks.
     """
     loads = [0] * ranks
@@ -75,7 +75,7 @@ def owners(sizes: list[int], ranks: int) -> list[int]:
 
 @torch.no_grad()
 def _joined(params: list[nn.Parameter]) -> Tensor:
-    """Create one buffer that holds all `params`, and make them views of it."""
+    """Create one buffer with the values of all `params`, and make the parameters views of it."""
     buffer = torch.empty(
         sum(param.numel() for param in params), dtype=params[0].dtype, device=params[0].device
     )

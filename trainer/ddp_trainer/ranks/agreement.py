@@ -1,9 +1,9 @@
-"""Joint decisions of all ranks during training, made in one small reduction.
+"""Make joint decisions of all ranks during training in one small reduction.
 
-No rank may decide alone to stop, save or report, because the others would wait for it in the next
-collective. Requests therefore travel with the reduction that a report needs anyway. Reports can be
-far apart, so the ranks also exchange requests every few seconds in between: they reduce their step
-time, and all of them compute the same next exchange from it.
+No rank may decide alone to stop, save or report, because all other ranks would wait for it in the
+next collective. So requests are part of the reduction that each report needs. Reports can be far
+apart, so the ranks also exchange requests every few seconds in between. They reduce their step
+times too, from which all ranks compute the same next exchange.
 """
 
 import math
@@ -18,29 +18,30 @@ from ddp_trainer.ranks.collectives import sum_over_ranks
 
 @dataclass(frozen=True, slots=True)
 class DataStarvation:
-    """Sums over the starving ranks: those that wait for data more than `LARGEST_SHARE`."""
+    """Sums over the starving ranks, which wait for data more than `LARGEST_SHARE` of their time."""
 
     rank_count: float = 0.0
     """Number of starving ranks."""
     rank_sum: float = 0.0
-    """Sum of their rank numbers. If one rank starves, this is its number."""
+    """Sum of the starving ranks' numbers. If only one rank starves, this is its number."""
     share_sum: float = 0.0
-    """Sum of their waits, each as a share of the rank's time from 0 to 1."""
+    """Sum of the starving ranks' waits, each as a share of the rank's time from 0 to 1."""
 
 
 NOT_STARVING = DataStarvation()
 MOST_RANKS = 1024
-"""Largest number of ranks whose times travel one by one, as 24 bytes per rank and exchange."""
+"""Maximum number of ranks whose times are exchanged individually, with 24 bytes per rank and
+exchange."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankSeconds:
-    """Seconds of a typical update on one rank. 0 if not measured."""
+    """Seconds of a typical update on one rank, by part. 0 means not measured."""
 
     step: float = 0.0
-    """Duration of the update; for a report the mean of all updates since the last one."""
+    """Duration of the update. In a report it is the mean of all updates since the last report."""
     data: float = 0.0
-    """Time until all batches of the update are there."""
+    """Time until all batches of the update have arrived."""
     forward: float = 0.0
     """Time for the forward passes."""
 
@@ -48,8 +49,9 @@ class RankSeconds:
     def own(self) -> float:
         """Time for data and forward passes.
 
-        The duration of an update is nearly equal on all ranks, because all wait for the slowest
-        one. This part contains no such wait under DDP, so it shows which rank is the slowest.
+        The duration of an update is nearly equal on all ranks, because all ranks wait for the
+        slowest rank. Data and forward passes contain no such wait under DDP, so their time shows
+        which rank is slowest.
         """
         return self.data + self.forward
 
@@ -59,25 +61,26 @@ NOT_MEASURED = RankSeconds()
 
 @dataclass(frozen=True, slots=True)
 class Requests:
-    """What one rank requests from all ranks, and what it reports to them."""
+    """Requests of one rank to all ranks, and its reports to them."""
 
     stop: bool = False
-    """Stop. A request of any rank counts."""
+    """Whether to stop. One rank's request is enough."""
     finish: bool = False
-    """Finish, because the time for training is used up. Only rank 0 sets it, by its clock."""
+    """Whether to finish, because the time for training is used up. Only rank 0 sets it, by its
+    clock."""
     save: bool = False
-    """Save a checkpoint that is due by the clock. Only rank 0 sets it."""
+    """Whether to save a checkpoint that is due by the clock. Only rank 0 sets it."""
     communication_wait: float = 0.0
-    """Share of this rank's time spent waiting for communication, from 0 to 1. Stays 0 if unused."""
+    """Share of this rank's time spent waiting for communication, from 0 to 1. 0 if not needed."""
     starvation: DataStarvation = NOT_STARVING
-    """This rank's contribution to the sums over starving ranks."""
+    """This rank's values for the sums over starving ranks."""
     rank_seconds: RankSeconds = NOT_MEASURED
-    """Times of this rank, for a report."""
+    """Durations of this rank, for a report."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The result of one exchange, equal on all ranks."""
+    """Result of one exchange, equal on all ranks."""
 
     loss_sum: float
     loss_count: float
@@ -85,36 +88,36 @@ class Decision:
     finish: bool
     save: bool
     nonfinite: int
-    """Updates since the last report whose gradients were not finite."""
+    """Number of updates since the last report whose gradients were not finite."""
     communication_wait: float
-    """Mean over ranks."""
+    """Share of time spent waiting for communication, mean over ranks."""
     starvation: DataStarvation
-    """Sum over ranks."""
+    """Sums over starving ranks, over all ranks."""
     seconds: float
-    """Time since the last exchange, mean over ranks."""
+    """Seconds since the last exchange, mean over ranks."""
     rank_seconds: tuple[RankSeconds, ...] = ()
-    """Times of each rank. Empty above `MOST_RANKS` ranks."""
+    """Durations of each rank. Empty above `MOST_RANKS` ranks."""
     parts: tuple[float, ...] = ()
-    """Sums over ranks of the parts of the loss."""
+    """Named parts of the loss, summed over ranks."""
 
     @property
     def loss(self) -> float:
-        """Mean training loss per sample or token. NaN if nothing was counted."""
+        """Mean training loss per sample or token. NaN if the count is 0."""
         return self.loss_sum / self.loss_count if self.loss_count else float("nan")
 
 
 class Agreement:
-    """The schedule of exchanges between ranks, and the exchange itself."""
+    """Schedule of exchanges between ranks, and the exchange itself."""
 
     def __init__(
         self, *, step: int, every_steps: int, within_seconds: float, rank: int, world_size: int
     ) -> None:
-        """Make the first exchange due immediately.
+        """Create a schedule whose first exchange is due immediately.
 
         Args:
-            step: Updates done when the attempt starts.
+            step: Number of completed updates at the start of the attempt.
             every_steps: Updates between two reports. An exchange is due at each report.
-            within_seconds: Approximate longest time between two exchanges.
+            within_seconds: Approximate maximum seconds between two exchanges.
             rank: This rank's number.
             world_size: Number of ranks.
         """
@@ -137,11 +140,12 @@ class Agreement:
         """Reduce losses, requests and step time over all ranks. Costs one host sync.
 
         Args:
-            step: Updates done.
+            step: Number of completed updates.
             totals: This rank's sums since the last report: loss sum, loss count, and updates whose
                 gradients were not finite. Shape (3,), fp64, on the run's device.
             requests: This rank's requests.
-            parts: This rank's sums of the parts of the loss. Shape (n,), as `totals`.
+            parts: This rank's sums of the parts of the loss. Shape (n,), with the type and device
+                of `totals`.
         """
         flags = [float(requests.stop), float(requests.finish), float(requests.save)]
         elapsed = time.monotonic() - self._last_time

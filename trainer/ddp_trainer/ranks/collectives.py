@@ -1,4 +1,4 @@
-"""The collectives that the trainer itself calls. In a world of one rank they do nothing.
+"""Collectives that the trainer itself calls. With a single rank they do nothing.
 
 All of them use the default process group. Every rank must call them in the same order.
 """
@@ -21,7 +21,7 @@ def is_joined() -> bool:
 
 
 def sum_over_ranks(values: Tensor) -> Tensor:
-    """Sum `values` over ranks in place and return them. They must be on the run's device."""
+    """Sum `values` over ranks in place and return them. The values must be on the run's device."""
     if is_joined():
         dist.all_reduce(values)
     return values
@@ -43,7 +43,7 @@ def by_rank(value: int, device: torch.device) -> list[int]:
 
 
 def broadcast(values: Tensor, src: int = 0) -> Tensor:
-    """Overwrite `values` in place with those of rank `src` and return them."""
+    """Overwrite `values` in place with the values of rank `src`, and return them."""
     if is_joined():
         dist.broadcast(values, src=src)
     return values
@@ -55,13 +55,13 @@ def wait_for_all(device: torch.device) -> None:
 
 
 def finish_updates(device: torch.device) -> None:
-    """Block until the device has done what the host has given it."""
+    """Block until the device has finished all work that the host has queued."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def broadcast_json(document: Any, device: torch.device, src: int = 0) -> Any:
-    """Return the JSON document of rank `src` on every rank. Other ranks' documents are ignored.
+    """Return the JSON document of rank `src` on every rank. Documents of other ranks are ignored.
 
     The ranks exchange JSON instead of pickled objects, so that a peer cannot send code.
     """
@@ -79,7 +79,7 @@ def on_first_rank(act: Callable[[], Any], device: torch.device) -> Any:
     """Call `act` on rank 0 and return its JSON result on every rank.
 
     Raises:
-        ReportedError: On every rank, if `act` raised one on rank 0.
+        ReportedError: On every rank, if `act` raised a ReportedError on rank 0.
     """
     answer: dict[str, Any] = {}
     if not is_joined() or dist.get_rank() == 0:
@@ -95,12 +95,12 @@ def on_first_rank(act: Callable[[], Any], device: torch.device) -> Any:
 
 @contextmanager
 def errors_of_first_rank(device: torch.device) -> Iterator[None]:
-    """Return a context that raises a `ReportedError` of rank 0 on every rank, at its end.
+    """Return a context that, at its end, raises rank 0's `ReportedError` on every rank.
 
-    Rank 0 works within the context. Every other rank enters it with nothing to do, and waits.
+    Rank 0 works within the context. Every other rank enters an empty context and waits.
 
     Raises:
-        ReportedError: On every rank, if rank 0 raised one.
+        ReportedError: On every rank, if rank 0 raised a ReportedError.
     """
     failed: ReportedError | None = None
     try:

@@ -1,4 +1,4 @@
-"""The rank's environment variables: those of torchrun, and integer variables of the contract."""
+"""Read the rank's environment variables: torchrun's, and integers of the wire contract."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class Ranks:
         """Read RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE.
 
         Raises:
-            InputError: If some of them are set and others missing, or if one is not a number.
+            InputError: If only some of the variables are set, or if one is not a number.
         """
         names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
         if "RANK" not in environ and "WORLD_SIZE" not in environ:

@@ -1,7 +1,7 @@
-"""torch's flight recorder: its settings, the collective that a rank waits in, and its dumps.
+"""Configure torch's flight recorder, and read and dump its record of collectives.
 
-The recorder keeps the newest collectives of each rank. The trainer reads the newest one to name it
-in the message of a timeout, and dumps the whole record for `torchfrtrace`. NCCL's watchdog ends the
+The recorder keeps the newest collectives of each rank. The trainer names the newest collective in
+the message of a timeout, and dumps the whole record for `torchfrtrace`. NCCL's watchdog ends the
 process itself, so torch must know the path of the dump before the process group is created.
 """
 
@@ -22,18 +22,20 @@ from ddp_wire.files import PlantedFileError, open_file, open_folder, open_to_rea
 FOLDER = "flight-recorder"
 """Folder in the run's directory with the newest dump `rank-N` of each rank that timed out."""
 PREFIX = "TORCH_FR_DUMP_TEMP_FILE"
-"""Variable with the path prefix of torch's dumps, to which torch appends the rank."""
+"""Environment variable with the path prefix of torch's dumps, to which torch appends the rank."""
 OLD_PREFIX = "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"
-"""Name of this variable in older versions of torch."""
+"""Name of the same variable in older versions of torch."""
 RECORD_SIZE = "TORCH_FR_BUFFER_SIZE"
-"""Variable with the number of collectives that the flight recorder keeps."""
+"""Environment variable with the number of collectives that the flight recorder keeps."""
 OLD_RECORD_SIZE = "TORCH_NCCL_TRACE_BUFFER_SIZE"
-"""Name of this variable in older versions of torch."""
+"""Name of the same variable in older versions of torch."""
 NEW_NCCL = "TORCH_DIST_USE_NCCL2"
-"""Variable of torch from 2.15: `0` keeps the older implementation of NCCL's process group, whose
-timeouts and flight records this module knows. The newer one has not run on GPUs with it yet."""
+"""Environment variable of torch from 2.15: `0` keeps the older implementation of NCCL's process
+group, whose timeouts and flight records this module supports. The newer one has not been tested
+with this module on GPUs."""
 RECORDED = "2000"
-"""Default number under NCCL. It is gloo's default too, while NCCL's depends on torch's version."""
+"""Default number of recorded collectives under NCCL. It equals gloo's default. NCCL's own default
+depends on torch's version."""
 
 # The members used here are untyped or private.
 _dist: Any = dist
@@ -41,18 +43,19 @@ _c10d: Any = _distributed_c10d
 
 
 class Wait(NamedTuple):
-    """A collective that this rank waits in."""
+    """A collective in which this rank waits."""
 
     collective: str
-    """Name, sizes and number, for example `in all_reduce of [212] (number 14)`."""
+    """Name, sizes and number of the collective, for example `in all_reduce of [212] (number
+    14)`."""
     seconds: float
-    """Seconds since it started."""
+    """Seconds since the collective started."""
     limit: float
-    """Timeout in seconds."""
+    """Timeout of the collective in seconds."""
 
 
 def configure(config: RunConfig, environ: MutableMapping[str, str], *, nccl: bool) -> None:
-    """Set the debug levels and the path of dumps. Call it before the process group is created.
+    """Set the debug levels and the path of dumps, before the process group is created.
 
     The user's own environment variables take precedence, with one exception: DDP over gloo crashes
     at torch's level DETAIL (a segmentation fault in its logger, torch 2.11 to 2.13).
@@ -83,9 +86,9 @@ def configure(config: RunConfig, environ: MutableMapping[str, str], *, nccl: boo
 
 
 def _may_dump(path: Path, directory: Path) -> bool:
-    """Create the folder of torch's dump, which torch does not. Return whether torch may dump.
+    """Create the folder of torch's dump, because torch does not. Return whether torch may dump.
 
-    It may not if a link is in the place of the folder or of the file, because it would follow it.
+    torch may not dump if the folder or the file is a link, because torch would follow the link.
     """
     try:
         with open_folder(path.parent, directory):
@@ -99,7 +102,7 @@ def _may_dump(path: Path, directory: Path) -> bool:
 
 
 def newest_wait() -> Wait | None:
-    """Return the newest collective that this rank waits in, or None without a record."""
+    """Return the newest collective in which this rank waits, or None without a record."""
     record = json.loads(_c10d._dump_fr_trace_json(includeCollectives=True, onlyActive=True))  # noqa: SLF001
     if not record.get("entries"):
         return None
@@ -112,7 +115,7 @@ def newest_wait() -> Wait | None:
 
 
 def dump(rank: int, environ: Mapping[str, str]) -> Path | None:
-    """Write this rank's record to the path that torch would use. Return it; None without one."""
+    """Write this rank's record to torch's own path, and return the path; None without a record."""
     prefix = environ.get(PREFIX)
     if prefix is None:
         return None

@@ -1,9 +1,9 @@
-"""A gang of ranks that a command starts on this machine, connected over loopback.
+"""Start a gang of ranks on this machine, connected over loopback.
 
-The ranks are forks of the command, which has already imported torch, so that a start is quick. A
-fork of a process with threads can hang. So the command must have none, and rank 0 hosts the store
-of the process group, which has a thread. The command binds its port before the
-fork, so that no other process can take it. Each rank leaves its result in a file.
+The ranks are forks of the command, which has already imported torch, so that they start quickly. A
+fork of a process with threads can hang, so the command must have no other threads. Rank 0 hosts the
+store of the process group, because the store has a thread. The command binds the store's port
+before the fork, so that no other process can take the port. Each rank leaves its result in a file.
 """
 
 import os
@@ -33,18 +33,18 @@ def run_ranks(world_size: int, function: Callable[..., Any], *arguments: Any) ->
     """Call a function on every rank of a new gang.
 
     The ranks are forks of this process, so this process must have no other threads. torch's own
-    launcher has some, and a rank can then hang (docs/develop/decisions/0006-standby.md).
+    launcher has threads, with which a rank can hang (docs/develop/decisions/0006-standby.md).
 
     Args:
         world_size: Number of ranks. A single rank has no process group.
         function: Function that each rank calls with its `Ranks` and then `arguments`.
-        arguments: Further arguments, the same for all ranks.
+        arguments: Additional arguments, the same for all ranks.
 
     Returns:
         The result of rank 0.
 
     Raises:
-        ReportedError: If a rank raised one.
+        ReportedError: If a rank raised a ReportedError.
         ProcessException: If a rank failed in another way.
     """
     with (
@@ -63,18 +63,18 @@ def run_ranks(world_size: int, function: Callable[..., Any], *arguments: Any) ->
 
 @dataclass(frozen=True, slots=True)
 class _Gang:
-    """What the ranks of a gang share with the process that starts them."""
+    """State that the ranks of a gang share with the process that starts them."""
 
     world_size: int
     listener: socket.socket
     """Socket on which rank 0's store accepts connections."""
     folder: Path
-    """Directory for the answers of the ranks."""
+    """Directory for the result files of the ranks."""
     parent: int
-    """Process id of the command. The ranks end with it."""
+    """Process id of the command. The ranks end when the command ends."""
 
     def run(self, rank: int, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-        """Run one rank, and write its answer."""
+        """Run one rank, and write its result file."""
         end_with_parent(self.parent)
         os.environ.update(self._variables(rank))
         store = self._host_store() if rank == 0 else None
@@ -83,7 +83,7 @@ class _Gang:
         del store
 
     def answer(self, rank: int) -> tuple[tuple[int, str] | None, Any]:
-        """Return a rank's error as (exit code, sentence) or None, and its result."""
+        """Return a rank's error as (exit code, message) or None, and the rank's result."""
         file = self.folder / str(rank)
         return pickle.loads(file.read_bytes()) if file.exists() else (None, None)  # noqa: S301 (a fork of this process wrote it)
 

@@ -1,7 +1,7 @@
-"""Network transport and interfaces that NCCL uses, read from its log.
+"""Read from NCCL's log which network transport and interfaces NCCL uses.
 
-NCCL has no function that returns them; it only logs them at level INFO. Each rank sends this log to
-its own file, unless the user has configured the log in the environment.
+NCCL has no function that returns these facts; it only logs them at level INFO. Each rank writes
+this log to its own file, unless the user has configured the log in the environment.
 """
 
 import os
@@ -20,12 +20,12 @@ _DEVICE = re.compile(r"\[\d+\]([\w.-]+):\d+/")
 
 @dataclass(frozen=True, slots=True)
 class NcclRoute:
-    """The network path of NCCL between nodes."""
+    """Network path that NCCL uses between nodes."""
 
     network: str | None = None
-    """Transport, for example `IB` or `Socket`."""
+    """Name of the transport, for example `IB` or `Socket`."""
     interfaces: tuple[str, ...] = ()
-    """InfiniBand devices, or the network interface of the sockets."""
+    """Names of the InfiniBand devices, or of the network interface of the sockets."""
 
 
 def parse(log: str) -> NcclRoute:
@@ -40,11 +40,11 @@ def parse(log: str) -> NcclRoute:
 
 
 def enable(environ: MutableMapping[str, str] = os.environ) -> Path | None:
-    """Make NCCL log its network. Call it before the process group is created.
+    """Make NCCL log its network path. Call this before the process group is created.
 
     Returns:
-        The log file, which may be the user's. None if the user's settings disable the log or send
-        it to standard output.
+        Path of the log file, which the user may have chosen. None if the user's settings disable
+        the log or send it to standard output.
     """
     if file := environ.get("NCCL_DEBUG_FILE"):
         logs_network = environ.get("NCCL_DEBUG", "").upper() in {"INFO", "TRACE"}
@@ -58,7 +58,7 @@ def enable(environ: MutableMapping[str, str] = os.environ) -> Path | None:
 
 
 def read(path: Path | None) -> NcclRoute:
-    """Return the route that NCCL has logged so far."""
+    """Return the route that NCCL has written to its log so far."""
     try:
         return parse(path.read_text(errors="replace")) if path else NcclRoute()
     except OSError:

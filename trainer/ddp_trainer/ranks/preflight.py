@@ -1,6 +1,7 @@
 """Preflight: all ranks compare their versions, configuration and data before training starts.
 
-Without this exchange a difference causes a hang in the first collective or a slightly wrong loss.
+Without this comparison, a difference causes a hang in the first collective or a slightly wrong
+loss.
 """
 
 import hashlib
@@ -24,9 +25,9 @@ from ddp_trainer.ranks.topology import Location
 from ddp_wire.contract import ExitCode
 
 MESSAGE_BYTES = 2048
-"""Size of each rank's JSON message, in bytes. It is fixed, so that one exchange is enough."""
+"""Size of each rank's JSON message, in bytes. The size is fixed, so that one exchange is enough."""
 MAX_NAMED_RANKS = 8
-"""Number of ranks that a message lists before it cuts the list."""
+"""Maximum number of ranks that a message lists."""
 _TEXT_CHARACTERS = 400
 _DRIVER_FILE = Path("/proc/driver/nvidia/version")
 
@@ -35,7 +36,7 @@ Built = TypeVar("Built")
 
 @dataclass(frozen=True, slots=True)
 class RankInfo:
-    """What one rank sends to the others in the preflight exchange."""
+    """Information that one rank sends to all other ranks in the preflight exchange."""
 
     node: str
     """Host name of the node."""
@@ -52,15 +53,16 @@ class RankInfo:
     driver: str = ""
     """Version of NVIDIA's kernel module. Empty without a GPU."""
     gpu: str = ""
-    """Model and compute capability. Empty without a GPU."""
+    """Model and compute capability of the GPU. Empty without a GPU."""
     host: str = ""
     rack: str = ""
     zone: str = ""
-    """Location of the rank in `host`, `rack` and `zone`. It may differ between ranks."""
+    """Zone of the rank. `host`, `rack` and `zone` are its location, which may differ between
+    ranks."""
     error: str = ""
-    """Why this rank cannot continue. Empty if it can."""
+    """Reason why this rank cannot continue. Empty if it can."""
     code: int = 0
-    """Exit code of that error."""
+    """Exit code that belongs to the error."""
 
     @property
     def location(self) -> Location:
@@ -75,9 +77,10 @@ class _Rule:
     field: str
     label: str
     permanent: bool
-    """Whether no new attempt can fix a difference. Otherwise one may succeed on other nodes."""
+    """Whether no new attempt can fix a difference. Otherwise an attempt on other nodes may
+    succeed."""
     printable: bool = True
-    """Whether messages contain the values."""
+    """Whether messages may contain the values of the field."""
 
 
 _RULES = (
@@ -93,7 +96,8 @@ _RULES = (
 
 
 _SOURCE = _Rule("source", "code of the task", permanent=False, printable=False)
-"""A difference is a warning only: a rank may load modules that others do not need."""
+"""Rule for the task's code. A difference is only a warning, because a rank may load modules that
+other ranks do not need."""
 
 
 def rank_info(
@@ -129,7 +133,7 @@ def rank_info(
 
 
 def _driver() -> str:
-    """Return the version of NVIDIA's kernel module. Empty if it is unknown."""
+    """Return the version of NVIDIA's kernel module, or an empty string."""
     try:
         text = _DRIVER_FILE.read_text()
     except OSError:
@@ -146,7 +150,7 @@ def build_and_compare(
     *,
     allow_mixed: bool,
 ) -> tuple[Built, list[RankInfo], list[str]]:
-    """Build what each rank needs, and check that all ranks succeeded and are alike.
+    """Build an object on each rank, and check that all ranks succeeded and are alike.
 
     Every rank must call this function.
 
@@ -158,10 +162,11 @@ def build_and_compare(
 
     Returns:
         The built object, the information about each rank in the order of ranks, and one warning for
-        each permitted difference, and for code of the task that differs.
+        each permitted difference, including different code of the task.
 
     Raises:
-        ReportedError: On every rank, if a rank could not build or differs; names that rank.
+        ReportedError: On every rank, if a rank could not build or differs. The message names that
+            rank.
         Exception: On the failed rank only, the error of `build`.
     """
     failure: Exception | None = None
@@ -246,7 +251,7 @@ def _first_error(infos: Sequence[RankInfo]) -> ReportedError | None:
 
 
 def _exchange(info: RankInfo, ranks: Ranks, device: torch.device) -> list[RankInfo]:
-    """Exchange the information as JSON, so that a peer cannot send code."""
+    """Exchange the ranks' information as JSON, so that a peer cannot send code."""
     if not is_joined():
         return [info]
     payload = json.dumps({k: v for k, v in asdict(info).items() if v}, ensure_ascii=False).encode()

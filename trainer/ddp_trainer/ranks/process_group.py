@@ -1,4 +1,4 @@
-"""Device and process group of this rank."""
+"""Select the device of this rank, and join the process group."""
 
 import os
 import re
@@ -48,16 +48,16 @@ def choose_device(wanted: Device, ranks: Ranks) -> torch.device:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """The network path from this rank to the others."""
+    """Network path from this rank to all other ranks."""
 
     backend: str | None = None
     """Backend of the process group: `nccl` or `gloo`."""
     transport: str | None = None
-    """NCCL's transport between nodes, if its log names one."""
+    """NCCL's transport between nodes, if NCCL's log names one."""
     interfaces: tuple[str, ...] = ()
     """Names of network interfaces or InfiniBand devices."""
     warning: str | None = None
-    """Warning in one sentence, if a faster transport exists."""
+    """Warning in one sentence, if a faster transport is available but unused."""
 
     def described(self) -> dict[str, Any]:
         """Return the route as fields of an event."""
@@ -73,8 +73,8 @@ def join(ranks: Ranks, device: torch.device, timeout_seconds: float) -> Route:
     Args:
         ranks: This process's rank.
         device: Device that selects the backend: NCCL on CUDA, otherwise gloo. NCCL is bound to the
-            device, so that it connects now instead of in the first update.
-        timeout_seconds: Longest wait in one collective.
+            device, so that it connects at once and not in the first update.
+        timeout_seconds: Maximum seconds of one collective.
 
     Returns:
         The route to the other ranks.
@@ -101,7 +101,7 @@ def join(ranks: Ranks, device: torch.device, timeout_seconds: float) -> Route:
 
 
 def _shared_gpu(nccl_error: str, ranks: Ranks) -> InputError | None:
-    """Return the error of two ranks that use the same GPU, or None if NCCL failed otherwise."""
+    """Return an error if two ranks use the same GPU, or None if NCCL failed for another reason."""
     found = re.search(r"Duplicate GPU detected : rank (\d+) and rank (\d+)", nccl_error)
     if found is None:
         return None
@@ -131,7 +131,7 @@ def _route_of_nccl(log: Path | None, ranks: Ranks) -> Route:
 
 
 def set_timeout(seconds: float) -> None:
-    """Set the longest wait in one collective. Do nothing without a process group."""
+    """Set the timeout of each collective. Do nothing without a process group."""
     if not dist.is_initialized():
         return
     # torch has a public function since 2.14, and the older one warns there.
@@ -141,7 +141,7 @@ def set_timeout(seconds: float) -> None:
 
 @contextmanager
 def timeout(seconds: float, afterwards: float) -> Iterator[None]:
-    """Set the longest wait in one collective for the time of the context."""
+    """Set the timeout of each collective within the context."""
     set_timeout(seconds)
     try:
         yield
@@ -152,7 +152,7 @@ def timeout(seconds: float, afterwards: float) -> Iterator[None]:
 def leave() -> None:
     """Leave the process group after a successful run.
 
-    Never call it after an error, because it could wait for a peer that has failed.
+    Never call this function after an error, because it could wait for a failed peer.
     """
     if dist.is_available() and dist.is_initialized():
         dist.destroy_process_group()

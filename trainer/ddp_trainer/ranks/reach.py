@@ -1,4 +1,4 @@
-"""Network check before the rendezvous: whether this rank can reach node 0, and its interface."""
+"""Check before the rendezvous that this rank can reach node 0, and find its interface."""
 
 import fcntl
 import socket
@@ -11,11 +11,11 @@ from ddp_trainer.errors import ReportedError
 from ddp_trainer.ranks.environment import Ranks
 
 PATIENCE_SECONDS = 8.0
-"""Longest time for a name to resolve or a host to answer."""
+"""Maximum seconds to wait until a name resolves or a host answers."""
 
 _POLL_SECONDS = 0.5
 _GET_ADDRESS = 0x8915
-"""SIOCGIFADDR of Linux."""
+"""Number of the Linux ioctl SIOCGIFADDR, which returns the address of a network interface."""
 _INFINIBAND = Path("/sys/class/infiniband")
 
 
@@ -29,7 +29,7 @@ def wait_until_reachable(
     Args:
         ranks: This process's rank.
         environ: Environment with MASTER_ADDR and MASTER_PORT.
-        patience: Longest wait in seconds.
+        patience: Maximum wait in seconds.
 
     Raises:
         ReportedError: If node 0 is still unreachable. This rank prints the error itself.

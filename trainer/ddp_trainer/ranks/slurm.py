@@ -1,7 +1,7 @@
-"""Conversion of Slurm's environment variables to those of torchrun, for a start with `srun`.
+"""Convert Slurm's environment variables to torchrun's, for a start with `srun`.
 
-`srun` starts one process per task and sets each task's number. The environment is the only source:
-this module neither calls Slurm nor resolves names.
+`srun` starts one process per task and sets each task's number. This module reads only the
+environment. It neither calls Slurm nor resolves names.
 """
 
 import re
@@ -12,16 +12,17 @@ from ddp_trainer.ranks.environment import integer
 
 PORT_BASE = 15000
 PORT_COUNT = 20000
-"""Size of the port range, which ends below the ephemeral ports of common systems."""
+"""Number of ports in the range for rendezvous, which ends below the ephemeral ports of common
+systems."""
 
 _GROUP = re.compile(r"([^,\[\]]*)(?:\[([^\[\]]*)\])?([^,\[\]]*),?")
 
 
 def variables_of_slurm(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of torchrun that are missing in a process started by Slurm.
+    """Return the torchrun variables that a process started by Slurm does not have.
 
     Args:
-        environ: The process's environment. Variables that it sets are not returned.
+        environ: The process's environment. Variables that are already set are not returned.
 
     Returns:
         The missing variables. Empty under torchrun, without Slurm, or for a job of one task.
@@ -48,7 +49,7 @@ def variables_of_slurm(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def hosts_of(nodes: str) -> list[str]:
-    """Expand a node list of Slurm to host names.
+    """Expand a Slurm node list to host names.
 
     Args:
         nodes: Node list, for example `login,gpu[003-005,9]-ib`.

@@ -1,6 +1,6 @@
-"""Store of the process group, on the address of the agent.
+"""Host the store of the process group on the address of the agent.
 
-torch lets the store of rank 0 listen on all addresses of the machine.
+By default torch's store on rank 0 listens on all addresses of the machine.
 """
 
 import socket
@@ -13,17 +13,17 @@ from ddp_trainer.ranks.environment import Ranks
 from ddp_wire.variables import Env
 
 _AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
-"""Variable with which torch connects to a store that exists instead of hosting one."""
+"""Environment variable with which torch connects to an existing store instead of hosting one."""
 _kept: list[TCPStore] = []
 """Reference to the store, which keeps it open until the process ends."""
 
 
 @contextmanager
 def store_of_rank_0(ranks: Ranks, environ: MutableMapping[str, str]) -> Iterator[None]:
-    """Host the store while the process group is created, if this is rank 0 of a local run.
+    """Host the store for the new process group, if this is rank 0 of a local run.
 
-    `ddpjob run` binds its agents to loopback addresses, and the store listens there, too. In a pod
-    torch hosts it.
+    `ddpjob run` binds its agents to loopback addresses, so the store must listen there too. In a
+    pod torch hosts the store.
     """
     address = environ.get(Env.AGENT_BIND, "")
     given = environ.get(_AGENT_STORE, str(False))  # torchrun always sets it.

@@ -1,7 +1,8 @@
-"""Diagnosis of a failed collective: which ranks did not join it in time, or that a rank was lost.
+"""Diagnose a failed collective: which ranks did not join in time, or that a rank was lost.
 
 On a timeout every waiting rank writes the name of its collective to the rendezvous store, so that
-each rank sees which ranks are missing. It also dumps its flight recorder (`ranks.flight_recorder`).
+each rank sees which ranks are missing. Each waiting rank also dumps its flight recorder
+(`ranks.flight_recorder`).
 """
 
 import contextlib
@@ -23,16 +24,18 @@ from ddp_trainer.ranks.flight_recorder import Wait, dump, newest_wait
 from ddp_wire import collective_errors
 
 PEER_SECONDS = 3.0
-"""Time that a rank waits for the entries of other ranks after its own timeout."""
+"""Seconds for which a rank waits for the entries of other ranks after its own timeout."""
 STORE_HOST_SECONDS = 5.0
-"""Longest time that rank 0 stays alive for other ranks, because its process may host the store."""
+"""Maximum seconds for which rank 0 stays alive for other ranks, because it may host the store."""
 REPORT_SECONDS = 6.0
-"""Time limit of the store exchange, and of the dump, so that neither keeps a failed rank alive."""
+"""Maximum seconds of the exchange through the store, and of the dump, so that a failed rank soon
+ends."""
 ENTRY_SECONDS = 1.0
-"""Time limit in which a rank that failed otherwise writes to the store that it has ended."""
+"""Maximum seconds in which a rank that failed for another reason writes to the store that it has
+ended."""
 _POLL_SECONDS = 0.05
 MAX_NAMED_RANKS = 8
-"""Number of missing ranks that a message lists by number."""
+"""Maximum number of missing ranks that a message lists."""
 
 _KEY, _READ_KEY = "ddp-trainer/stalled", "ddp-trainer/stalled-read"
 _PEER_LOST = re.compile(
@@ -43,28 +46,28 @@ _TIMED_OUT = re.compile(r"/gloo/.*(Timed out|timeout)|Watchdog caught collective
 _COLLECTIVE_CODE = re.compile(
     r"/torch/(distributed|autograd|nn/parallel)/|/ddp_trainer/(ranks|parallel)/"
 )
-"""Files whose calls wait in collectives. DDP waits in torch's autograd engine."""
+"""Files whose functions wait in collectives. DDP waits in torch's autograd engine."""
 _ENDED = "ended"
-"""Entry of a rank that ended for another reason than a timeout."""
+"""Store entry of a rank that ended for another reason than a timeout."""
 _AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
-"""Variable of torch: `True` if the launcher hosts the store, and not rank 0."""
+"""Environment variable of torch: `True` if the launcher, and not rank 0, hosts the store."""
 
 T = TypeVar("T")
 
 
 class StalledError(ReportedError):
-    """A timeout, because other ranks did not join a collective."""
+    """Error of a timeout because other ranks did not join a collective."""
 
 
 class LostPeerError(ReportedError):
-    """A lost connection, because another rank ended. That rank has the root cause."""
+    """Error of a lost connection because another rank ended. The other rank has the root cause."""
 
 
 def raise_if_peer_failed(error: Exception, ranks: Ranks, where: str) -> None:
-    """Raise the reason if another rank caused this error of a collective.
+    """Raise an error about another rank if that rank caused this collective's error.
 
-    This takes seconds after a timeout, and no time if a connection was closed. In any case this
-    rank writes to the store that it has ended, so that no other rank counts it as missing.
+    The call takes seconds after a timeout, and no time if a connection was closed. This rank always
+    writes to the store that it has ended, so that no other rank reports it as missing.
 
     Args:
         error: Error of this rank.
@@ -93,13 +96,14 @@ def raise_if_peer_failed(error: Exception, ranks: Ranks, where: str) -> None:
 def _is_stall(error: Exception, newest: Wait, *, lost: bool) -> bool:
     """Return whether an error ended a wait of this rank for its peers.
 
-    The first rank that times out closes its connections. A rank that has waited for more than half
-    of its timeout therefore has a stall, too. The text of its error can be any: libraries choose
-    it. So the innermost code decides, or the mark of the library where a task waits by itself.
+    The first rank that times out closes its connections. So a rank that has waited for more than
+    half of its timeout also counts as stalled. Libraries choose the text of the error, so the
+    innermost code decides, or the library's prefix if the task's own code waits.
 
     Args:
         error: Error of this rank.
-        newest: Newest collective of this rank. gloo's record keeps it after its end.
+        newest: Newest collective of this rank. gloo's record still contains a collective after its
+            end.
         lost: Whether the text says that a connection was closed.
     """
     if _TIMED_OUT.search(str(error)):
@@ -111,7 +115,7 @@ def _is_stall(error: Exception, newest: Wait, *, lost: bool) -> bool:
 
 
 def _stall(newest: Wait, ranks: Ranks) -> str:
-    """Exchange the waits with the other ranks. Return the message of a stall."""
+    """Exchange the waits with all other ranks. Return a message about the stall."""
     own = newest.collective
     waits = _call_within(REPORT_SECONDS, partial(_waits_in_store, ranks.rank, own))
     dumped = _call_within(REPORT_SECONDS, partial(dump, ranks.rank, os.environ))
@@ -126,7 +130,7 @@ def _stall(newest: Wait, ranks: Ranks) -> str:
 def _call_within(seconds: float, call: Callable[[], T]) -> T | None:
     """Return the result of a call, or None if it fails or takes longer.
 
-    A call that takes longer continues in its daemon thread.
+    A call that takes longer continues in a daemon thread.
     """
     found: list[T] = []
 
@@ -141,13 +145,13 @@ def _call_within(seconds: float, call: Callable[[], T]) -> T | None:
 
 
 def _write_entry(rank: int, entry: str) -> None:
-    """Write to the store which collective this rank waited in, or that it has ended."""
+    """Write to the store in which collective this rank waited, or that the rank has ended."""
     store: Any = distributed_c10d._get_default_store()  # noqa: SLF001
     store.append(_KEY, f"{rank} {entry}\n")
 
 
 def _waits_in_store(rank: int, own: str) -> dict[int, str]:
-    """Exchange the waits of all ranks. Return nothing if the store has ended."""
+    """Exchange the waits of all ranks. Return nothing if the store no longer exists."""
     try:
         return _exchange_waits(rank, own)
     except (RuntimeError, OSError):
@@ -165,23 +169,23 @@ def _exchange_waits(rank: int, own: str) -> dict[int, str]:
 
 
 def _wait_for_readers(number: int) -> None:
-    """Wait until a number of ranks have read the store."""
+    """Wait until the given number of ranks have read the store."""
     store: Any = distributed_c10d._get_default_store()  # noqa: SLF001
     while store.add(_READ_KEY, 0) < number:
         time.sleep(_POLL_SECONDS)
 
 
 def _waiting(waits: Mapping[int, str]) -> int:
-    """Return the number of ranks that wait, and so read the store."""
+    """Return the number of ranks that wait in a collective, because they will read the store."""
     return sum(entry != _ENDED for entry in waits.values())
 
 
 def _diagnosis(waits: Mapping[int, str] | None, ranks: Ranks, own: str) -> str:
-    """Return the last part of the message: which ranks are missing or in another collective.
+    """Return the part of the message about missing ranks or ranks in another collective.
 
     Args:
-        waits: Collective that each rank waited in, or `_ENDED`. Empty if the store has ended, None
-            if it did not answer.
+        waits: Collective that each rank waited in, or `_ENDED`. Empty if the store no longer
+            exists, None if it did not answer.
         ranks: This process's rank.
         own: Collective that this rank waited in.
     """

@@ -1,4 +1,4 @@
-"""Location of the ranks: host, rack and zone of each, and a check of their order."""
+"""Determine host, rack and zone of each rank, and check the order of the ranks."""
 
 import socket
 from collections.abc import Mapping, Sequence
@@ -12,17 +12,17 @@ _SWITCH = "switch"
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """The location of one rank. Unknown parts are empty."""
+    """Location of one rank. Unknown fields are empty."""
 
     host: str
     """Name of the machine. In a pod it is the name of the Kubernetes node, not of the pod."""
     rack: str = ""
-    """Group of machines that share the nearest switch."""
+    """Name of the group of machines that share the nearest switch."""
     zone: str = ""
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> "Location":
-        """Return the location that the operator or Slurm has put into the environment.
+        """Return the location from the environment variables of the operator or of Slurm.
 
         Args:
             environ: The process's environment. The operator's variables take precedence.
@@ -58,7 +58,7 @@ def rank_map(locations: Sequence[Location]) -> list[dict[str, str]]:
 def ring_warning(locations: Sequence[Location]) -> str | None:
     """Return a warning if the ring of ranks crosses zones or racks more often than necessary.
 
-    Most reductions send data around this ring. A ring over n groups needs n crossings at least.
+    Most reductions send data around this ring. A ring over n groups needs at least n crossings.
 
     Args:
         locations: Location of each rank, in the order of ranks.

@@ -1,4 +1,4 @@
-"""Reports of any training script to its job: progress, newest checkpoint, and requests to stop.
+"""Let any training script report progress and checkpoints to its job, and stop on request.
 
     from ddp_trainer import report
 
@@ -8,8 +8,8 @@
         ...  # Save, then exit.
 
 A script that is the `command` of a DDPJob calls these functions on any of its ranks. The operator
-reads the reports of global rank 0. In a process outside of a job they do nothing. The import loads
-neither torch nor pydantic, and no report raises an error of the disk.
+reads the reports of global rank 0. Outside of a job these functions do nothing. The import loads
+neither torch nor pydantic, and no function raises an error of the disk.
 """
 
 import functools
@@ -24,27 +24,28 @@ from ddp_wire.exit_codes import ExitCode
 __all__ = ["STOPPED", "checkpoint", "progress", "should_stop"]
 
 STOPPED: int = ExitCode.PREEMPTED
-"""Exit code of a script that stopped on request, after saving. The restart is free."""
+"""Exit code of a script that saved and stopped on request. The restart then uses no budget."""
 
 _reporter = functools.cache(open_reporter)
 _stop = functools.cache(StopVote)
 
 
 def progress(step: int, total: int | None = None, **metrics: Any) -> None:
-    """Report how far the training is. A call costs about a microsecond.
+    """Report the progress of the training. A call takes about a microsecond.
 
-    Call it once before the first update, with the step that the script starts or resumes from, and
-    then after every update or every few. The job shows the newest values, at most two per second.
+    Call this function once before the first update, with the step from which the script starts or
+    resumes. Then call it after every update or after every few updates. The job shows the newest
+    values, at most twice per second.
 
     Args:
-        step: Updates done since the start of the run, over all attempts.
-        total: Updates of the whole run, if known. A later call may leave it out.
+        step: Number of completed updates since the start of the run, over all attempts.
+        total: Updates of the whole run, if known. Later calls may omit it.
         metrics: Newest values by name: numbers, or tensors with one element, which are read only
             when the report is written. `loss`, `samples_per_second`, `learning_rate`, `grad_norm`
             and `epoch` have their own fields. Values of earlier calls stay.
 
     Raises:
-        TypeError: If `step` or `total` is no integer.
+        TypeError: If `step` or `total` is not an integer.
         ValueError: If `step` or `total` is negative or above 2**53.
     """
     step = whole("step", step)
@@ -55,16 +56,16 @@ def progress(step: int, total: int | None = None, **metrics: Any) -> None:
 
 
 def checkpoint(path: str | os.PathLike[str], step: int) -> None:
-    """Report a complete checkpoint, or the one that the script resumes from.
+    """Report a complete checkpoint, or the checkpoint that the script resumes from.
 
-    Report the latter before the first `progress`, so that the job shows the resumed step.
+    Report a resumed checkpoint before the first `progress`, so that the job shows the resumed step.
 
     Args:
         path: Path of the checkpoint.
-        step: Updates done when it was saved.
+        step: Number of completed updates in the checkpoint.
 
     Raises:
-        TypeError: If `step` is no integer.
+        TypeError: If `step` is not an integer.
         ValueError: If `step` is negative or above 2**53.
     """
     step = whole("step", step)
@@ -77,11 +78,11 @@ def should_stop() -> bool:
     """Return whether the script should save and exit, with `STOPPED` or with 0.
 
     A stop is requested by SIGTERM, for example when the job is suspended or its node is drained.
-    From the first call on SIGTERM no longer ends the process by itself.
+    After the first call, SIGTERM no longer ends the process by itself.
 
-    Every rank must call it equally often, for example after each update, because the ranks of
-    torch's process group decide together: all of them get the same answer at the same call. For
-    that they exchange their requests about every five seconds. Other calls cost a microsecond.
+    Every rank must call this function equally often, for example after each update. The ranks of
+    torch's process group decide together, so all of them get the same answer at the same call. For
+    this they exchange their requests about every five seconds. All other calls take a microsecond.
     """
     reporter = _reporter()
     return reporter is not None and _stop().requested()

@@ -1,19 +1,19 @@
-"""Checks of the numbers that a script reports, and warnings to its standard error."""
+"""Check the numbers that a script reports, and warn on standard error."""
 
 import operator
 import sys
 from typing import Any
 
 LARGEST = 2**53
-"""Largest number of a report. JSON readers keep larger integers only approximately."""
+"""Largest permitted number in a report. JSON readers keep larger integers only approximately."""
 
 
 def whole(name: str, value: Any) -> int:
     """Return a number of updates as an integer.
 
     Raises:
-        TypeError: If it is no integer.
-        ValueError: If it is negative or too large.
+        TypeError: If the value is not an integer.
+        ValueError: If the value is negative or too large.
     """
     try:
         number = operator.index(value)
@@ -26,5 +26,5 @@ def whole(name: str, value: Any) -> int:
 
 
 def warn(sentence: str) -> None:
-    """Print a warning. A report never ends the script."""
+    """Print a warning instead of raising an error, because a report must never end the script."""
     print(f"warning: report: {sentence}", file=sys.stderr, flush=True)

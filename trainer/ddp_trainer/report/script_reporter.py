@@ -1,7 +1,8 @@
-"""Writer of the reports of one rank: heartbeats, and the run's history on global rank 0.
+"""Write a rank's reports as heartbeats, and on global rank 0 as the run's history.
 
-A report must cost a microsecond and never fail. So values are only kept, at most two writes per
-second turn them into a heartbeat, and modules that import pydantic are loaded at the first report.
+A report must take about a microsecond and never fail. So each call only stores values, and at most
+twice per second a heartbeat is written. Modules that import pydantic are loaded at the first
+report.
 """
 
 import atexit
@@ -19,9 +20,9 @@ if TYPE_CHECKING:
     from ddp_wire.messages import LocalHeartbeat, Progress
 
 _WRITE_SECONDS = 0.5
-"""Shortest time between two written reports, in seconds."""
+"""Minimum seconds between two written reports."""
 _TOP_LEVEL = ("loss", "samples_per_second", "learning_rate", "grad_norm")
-"""Metrics for which the job's status has a field of its own."""
+"""Metrics that have their own field in the job's status."""
 
 
 class ScriptReporter:
@@ -48,7 +49,7 @@ class ScriptReporter:
         atexit.register(self._flush)
 
     def progress(self, step: int, total: int | None, metrics: dict[str, Any]) -> None:
-        """Take the newest step and values, and write them if the last write is long enough ago."""
+        """Store the newest step and values. Write them if the last write is long enough ago."""
         now = time.monotonic()
         for name, value in metrics.items():
             # A loss with its graph would keep the memory of a whole forward pass.
@@ -66,7 +67,7 @@ class ScriptReporter:
             self._write(now)
 
     def checkpoint(self, path: str, step: int) -> None:
-        """Report a complete checkpoint, or the one that the script resumes from."""
+        """Report a complete checkpoint, or the checkpoint that the script resumes from."""
         from ddp_wire.messages import CheckpointInfo  # noqa: PLC0415 - slow to import
 
         self._heartbeat.checkpoint = CheckpointInfo(step=step, path=path[:4096], at=time.time())
@@ -162,7 +163,7 @@ class ScriptReporter:
 
 
 def open_reporter() -> ScriptReporter | None:
-    """Return the writer of this rank, or None outside of a job."""
+    """Return a writer for this rank, or None outside of a job."""
     directory = os.environ.get(Env.BEATS_DIR)
     if not directory:
         return None

@@ -1,10 +1,10 @@
-"""The request to stop, on which all ranks of a script decide together.
+"""Let all ranks of a script decide together whether to stop.
 
-SIGTERM may reach the ranks between different updates. A rank that stopped alone would leave the
-others waiting in a collective. So the ranks exchange their requests in an all-reduce of their own,
-at calls that all of them number alike. Each exchange also chooses the number of the next such call,
-from the mean time of a call over all ranks, so that exchanges are about five seconds apart. All
-ranks compute the same number, because they compute it from the same sums.
+SIGTERM may reach the ranks between different updates. If one rank stopped alone, all other ranks
+would wait for it in a collective. So the ranks exchange their requests in a separate all-reduce at
+certain calls, which all ranks count alike. Each exchange also selects the call for the next
+exchange, from the mean time between calls over all ranks, so that exchanges are about five seconds
+apart. All ranks select the same call, because they use the same sums.
 """
 
 import signal
@@ -17,11 +17,11 @@ from typing import Any
 from ddp_trainer.report.checks import warn
 
 _AGREE_SECONDS = 5.0
-"""Approximate time between two exchanges of stop requests, in seconds."""
+"""Approximate seconds between two exchanges of stop requests."""
 
 
 class StopVote:
-    """Stop request of this process, and the decision of all ranks."""
+    """Stop request of this process, and the joint decision of all ranks."""
 
     def __init__(self) -> None:
         self._own = self._decided = False
@@ -44,7 +44,7 @@ class StopVote:
         return self._decided
 
     def _exchange(self, distributed: Any) -> None:
-        """Decide together with the other ranks, and when to do so next."""
+        """Exchange the requests with all other ranks, and select the call for the next exchange."""
         torch: Any = sys.modules["torch"]
         device = "cpu" if "cpu:" in str(distributed.get_backend_config()) else "cuda"
         elapsed = time.monotonic() - self._last_time

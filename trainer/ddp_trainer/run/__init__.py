@@ -1,1 +1,1 @@
-"""An open run: its parts, its state, and the code that opens it."""
+"""An open run: its parts and state, and the code that opens the run."""

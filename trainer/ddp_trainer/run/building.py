@@ -1,4 +1,4 @@
-"""Creation of the task from its import path, with its settings resolved."""
+"""Create the task from its import path, and resolve its settings."""
 
 from collections.abc import Callable
 from typing import Any
@@ -31,15 +31,15 @@ def build_task(
         config: Config of the run.
         ranks: This process's rank.
         device: The rank's device.
-        warn: Called with a sentence about weights that the trainer copies, and one about settings
-            that look like credentials, if there are any.
+        warn: Function that is called with a warning about weights that the trainer copies, and with
+            one about settings that look like credentials.
 
     Returns:
         The task, and the config with the task's own settings resolved.
 
     Raises:
-        InputError: If the task does not exist, its settings are invalid, or something is missing
-            that the settings need, or if the model has weights that cannot be trained.
+        InputError: If the task does not exist, its settings are invalid, a program or package that
+            they need is missing, or the model has weights that cannot be trained.
     """
     if config.compile:
         check_compiler(device)

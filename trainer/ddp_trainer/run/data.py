@@ -1,8 +1,8 @@
-"""A run's data on one rank: its position, its length and its loaders.
+"""Prepare a run's data on one rank: the position, the length and the loaders.
 
-A checkpoint stores how many samples the run has consumed, and no state of a loader. The order of
-the samples is a function of seed and position, so a resumed run creates new loaders that begin at
-the saved position. A resumed run therefore needs data of the same size and the same seed.
+A checkpoint stores the number of consumed samples, and no state of a loader. The order of the
+samples is a function of seed and position, so a resumed run creates new loaders that begin at the
+saved position. A resumed run therefore needs data of the same size and the same seed.
 """
 
 import os
@@ -30,16 +30,16 @@ class Position:
     """Progress of a run, over all attempts."""
 
     step: int = 0
-    """Updates done."""
+    """Number of completed updates."""
     samples: int = 0
-    """Samples consumed, over all ranks. It includes those that data.drop_last left out."""
+    """Number of consumed samples, over all ranks, including those that data.drop_last skipped."""
     seconds: float = 0.0
     """Time of training in seconds, including evaluations and checkpoints."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunData:
-    """This rank's data from the start position on."""
+    """This rank's data, beginning at the start position of the attempt."""
 
     sampler: Sampler
     rank_slice: RankSlice
@@ -47,26 +47,26 @@ class RunData:
     position: Position
     total_steps: int
     choice: WorkerChoice | None = None
-    """Choice of the number of worker processes; None if the config states it."""
+    """Choice of the number of worker processes; None if the config sets the number."""
 
     def training(self) -> Iterable[MicroBatch]:
-        """Create the loader of the remaining updates."""
+        """Create the loader for the remaining updates of the run."""
         updates = self.total_steps - self.position.step
         return self.loaders.training(self.sampler, self.rank_slice, self.position.samples, updates)
 
     def first(self) -> MicroBatch:
-        """Return the first micro-batch."""
+        """Return the first micro-batch of the attempt."""
         return self.loaders.first(self.sampler, self.rank_slice, self.position.samples)
 
 
 def prepare_data(built: BuiltTask, saved: Checkpoint | None, ranks: Ranks, group: Group) -> RunData:
-    """Prepare this rank's data from the position of the checkpoint on.
+    """Prepare this rank's data, beginning at the position of the checkpoint.
 
     Args:
         built: The task and its config.
         saved: The checkpoint to resume from, if any.
         ranks: This process's rank.
-        group: Its device, and its share of a batch.
+        group: The device of this rank, and its share of a batch.
 
     Raises:
         InputError: If the data or its order differ from those of the checkpoint.
@@ -91,7 +91,7 @@ def prepare_data(built: BuiltTask, saved: Checkpoint | None, ranks: Ranks, group
 
 
 def _with_chosen_workers(data: RunData, ranks: Ranks) -> RunData:
-    """Return the data with the number of workers that fits the time to prepare a batch."""
+    """Return the data with a number of workers that fits the preparation time of a batch."""
     spare = spare_cpus(cpu_count(), ranks.local_world_size)
     training, shipped = data.loaders.task.train_data, data.loaders.shipped()
     choice = choose_workers(training, data.first, spare, shipped=shipped)
@@ -101,7 +101,7 @@ def _with_chosen_workers(data: RunData, ranks: Ranks) -> RunData:
 
 
 def _position(saved: SavedState, sampler: Sampler) -> Position:
-    """Return the position of a checkpoint.
+    """Return the position of a run in its data from a checkpoint.
 
     Raises:
         InputError: If the position is not valid for this data or this order of samples.
@@ -120,7 +120,7 @@ def _position(saved: SavedState, sampler: Sampler) -> Position:
 
 
 def _total_steps(sampler: Sampler, position: Position, config: RunConfig) -> int:
-    """Return the updates of the whole run, over all attempts."""
+    """Return the number of updates of the whole run, over all attempts."""
     if config.max_steps is not None and config.epochs is None:
         return config.max_steps
     if isinstance(sampler, StreamSampler):

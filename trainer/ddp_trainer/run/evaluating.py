@@ -1,4 +1,4 @@
-"""The evaluation of a run, with its averaged weights if the config says so."""
+"""Evaluate a run, with its averaged weights if the config enables this."""
 
 import time
 
@@ -9,7 +9,7 @@ from ddp_wire.activity import Activity
 
 
 def evaluate_run(run: Run) -> None:
-    """Evaluate this step, unless it is evaluated already. Every rank must call it."""
+    """Evaluate the model at this step, unless that was already done. Every rank must call this."""
     step, learner = run.position.step, run.learner
     if run.eval_loader is None or run.evaluated_step == step:
         return

@@ -1,8 +1,8 @@
-"""The exchange between updates: requests of all ranks, one decision, and the report of progress.
+"""Exchange requests between updates: all ranks decide together, then report progress.
 
 Every few seconds each rank contributes its requests and measurements to one reduction
-(`ranks.agreement`), so that all ranks come to the same decision at the same update. What follows
-from it happens on all ranks alike: warnings, a rollback, the start of compression.
+(`ranks.agreement`), so that all ranks come to the same decision at the same update. All ranks act
+on the decision in the same way: warnings, a rollback, the start of compression.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from ddp_wire.activity import Activity
 
 
 def exchange_requests(run: Run) -> Decision:
-    """Decide together with the other ranks, and report if due. Every rank must call it."""
+    """Decide together with the other ranks, and report if due. Every rank must call this."""
     step, learner = run.position.step, run.learner
     learner.trace.enter(Activity.EXCHANGE)
     due = step % run.config.log.every_steps == 0 or step == run.total_steps
@@ -37,7 +37,7 @@ def exchange_requests(run: Run) -> Decision:
 
 
 def _requests(run: Run, rank_seconds: RankSeconds) -> Requests:
-    """Return what this rank contributes to the decision."""
+    """Return this rank's requests and measurements for the exchange."""
     first, compression = run.ranks.is_first, run.learner.compression
     return Requests(
         stop=run.stop.requested,
@@ -50,7 +50,7 @@ def _requests(run: Run, rank_seconds: RankSeconds) -> Requests:
 
 
 def _own_seconds(run: Run, phase_seconds: Mapping[str, float]) -> RankSeconds:
-    """Return this rank's own part of a typical update, by the clock of its device."""
+    """Return this rank's own time in a typical update, by the clock of its device."""
     own = run.work.read()
     if run.learner.device.type != "cuda" or own is NOT_MEASURED:
         return own
@@ -70,7 +70,7 @@ def _warn(run: Run, decision: Decision) -> None:
 
 
 def _react(run: Run, decision: Decision) -> None:
-    """React to non-finite gradients and to slow communication, equally on all ranks."""
+    """React to non-finite gradients and to slow communication, in the same way on all ranks."""
     step, learner = run.position.step, run.learner
     warning = run.nonfinite.assess(step, decision.nonfinite, step - run.reported_step)
     run.reported_step = step
@@ -102,6 +102,6 @@ def _report(run: Run, decision: Decision, phase_seconds: dict[str, float]) -> No
 
 
 def _allreduce(run: Run) -> tuple[float, float] | None:
-    """Return the seconds of the newest measured all-reduce, and those that overlap."""
+    """Return the seconds of the newest measured all-reduce, and of its overlap with computation."""
     found = newest_times(run.learner.objective)
     return (found.reduction, found.overlap) if found else None

@@ -1,4 +1,4 @@
-"""The first reports of an attempt: its start event, and warnings and notes about the start."""
+"""Report the start of an attempt: its start event, warnings and notes."""
 
 from collections.abc import Iterable
 
@@ -28,15 +28,15 @@ def report_first(
     *,
     initial: WeightMatch | None,
 ) -> None:
-    """Report the start of an attempt, and then warnings and notes about it.
+    """Report the start of an attempt, then warnings and notes about the start.
 
     Args:
         run: The opened run.
-        group: Its process group.
-        built: Its task, and the result of comparing all ranks.
-        resume: Its checkpoints.
-        data: Its data.
-        initial: Result of loading `init_from`, if the run did so.
+        group: The process group of the run.
+        built: The task, and the result of the comparison of all ranks.
+        resume: The checkpoints of the run.
+        data: The data of the run on this rank.
+        initial: Result of loading `init_from`, if the run loaded it.
     """
     _report_opened(run, group, built, resume, data)
     other = [group.route.warning, *_changes(built, run.learner, resume.saved)]
@@ -81,13 +81,13 @@ def _report_warnings(
 
 
 def _changes(built: BuiltTask, learner: Learner, saved: Checkpoint | None) -> list[str]:
-    """Return a sentence for each change since the checkpoint, if any."""
+    """Return one sentence for each change of code or data since the checkpoint."""
     changed = built.fingerprints.warnings(saved.state) if saved else []
     return [*changed, *unused_state(learner, built.task, saved)]
 
 
 def _report_notes(run: Run, choice: WorkerChoice | None, initial: WeightMatch | None) -> None:
-    """Report the policy of live buffers, a chosen number of workers, and loaded weights."""
+    """Report the live buffers, a chosen number of workers, and loaded weights."""
     buffers, local = run.learner.buffers, run.learner.local_sgd is not None
     if buffers and (sentence := buffers.sentence(local=local)):
         run.report.note(sentence)

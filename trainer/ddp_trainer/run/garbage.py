@@ -1,4 +1,4 @@
-"""Python's garbage collection at the same update on all ranks.
+"""Run Python's garbage collection at the same update on all ranks.
 
 A rank that collects garbage makes all other ranks wait. Without coordination each rank collects at
 a different update, so the run waits once for each rank.
@@ -9,11 +9,11 @@ from types import TracebackType
 from typing import Self
 
 YOUNG_GENERATIONS = 1
-"""Highest generation collected between updates. This takes less than a millisecond."""
+"""Highest generation that is collected between updates, which takes less than a millisecond."""
 
 
 class Collector:
-    """Context in which Python collects garbage only at fixed updates."""
+    """Context in which Python collects garbage only at updates that all ranks share."""
 
     def __init__(self, every_steps: int) -> None:
         self._every_steps = every_steps
@@ -40,12 +40,12 @@ class Collector:
         """Collect garbage if it is due.
 
         Args:
-            step: Updates done, equal on all ranks.
+            step: Number of completed updates, equal on all ranks.
         """
         if step % self._every_steps == 0:
             gc.collect(YOUNG_GENERATIONS)
 
     @staticmethod
     def collect_all() -> None:
-        """Collect all generations. Call it when training pauses on all ranks."""
+        """Collect all generations. Call this method when training pauses on all ranks."""
         gc.collect()

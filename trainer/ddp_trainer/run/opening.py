@@ -1,13 +1,12 @@
-"""Opening of a run: join the other ranks, build the task, resume from a checkpoint.
+"""Open a run: join the other ranks, build the task, and resume from a checkpoint.
 
-Every start of an attempt is a resume. The steps come in this order:
+Every start of an attempt is a resume, in these steps:
 
-1. Join the process group. All later steps exchange something with the other ranks.
-2. Build the task on every rank, and compare the ranks before anything depends on them.
-3. Claim the run's directory on rank 0, and choose the newest complete checkpoint.
-4. Prepare the data from the position of that checkpoint on.
-5. Build the learner and restore it. Without a checkpoint it may load `init_from` instead.
-6. Report the start, and what has changed since the checkpoint.
+1. Join the process group, because all later steps communicate with the other ranks. 2. Build the
+task on every rank, and compare the ranks before anything depends on them. 3. Claim the run's
+directory on rank 0, and choose the newest complete checkpoint. 4. Prepare the data, beginning at
+the position of that checkpoint. 5. Build the learner and restore it. Without a checkpoint, load
+`init_from` if it is set. 6. Report the start, and what has changed since the checkpoint.
 """
 
 import os
@@ -58,19 +57,19 @@ from ddp_wire.messages import RankPhase
 
 @dataclass(frozen=True, slots=True)
 class RunRequest:
-    """A requested run: task, config and attempt."""
+    """Request for a run: task, config and attempt."""
 
     task: str
-    """Import path `package.module:function`."""
+    """Import path of the task: `package.module:function`."""
     config: RunConfig
     attempt: int | None = None
-    """Number of this attempt. None means the next free number."""
+    """Number of this attempt. None selects the next free number."""
     job: str = ""
     """Uid of the job."""
 
 
 def open_run(request: RunRequest, ranks: Ranks, stop: StopFlag, heartbeats: HeartbeatWriter) -> Run:
-    """Open a run, at its newest complete checkpoint or at the beginning.
+    """Open a run at its newest complete checkpoint, or at the beginning.
 
     Args:
         request: The requested run.
@@ -182,7 +181,7 @@ def _load_initial(
 def _learner(
     built: BuiltTask, saved: Checkpoint | None, data: RunData, ranks: Ranks, device: torch.device
 ) -> Learner:
-    """Build the learner, restore it from the checkpoint, and rehearse if necessary."""
+    """Build the learner, restore it from the checkpoint, and run a rehearsal pass if necessary."""
     config, step = built.config, data.position.step
     learner = build_learner(built.task, config, ranks, device)
     task_state(built.task)  # Raise its InputError before the training, not at the first save.

@@ -1,6 +1,6 @@
-"""The results of the steps that open a run.
+"""Results of the steps that open a run.
 
-Each step of `run.opening` fills one of these, and the later steps read it:
+Each step of `run.opening` creates one of these objects, which later steps read:
 
     join the group  → Group     this rank's device, its share of a batch, and the process group
     build the task  → BuiltTask the task with its resolved config, equal on all ranks
@@ -24,7 +24,7 @@ from ddp_trainer.task import Task
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """This rank's device and its process group."""
+    """Device, share of a batch and process group of this rank."""
 
     device: torch.device
     split: BatchSplit
@@ -33,7 +33,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class BuiltTask:
-    """The task, its resolved config, and the result of comparing all ranks."""
+    """The task, its resolved config, and the result of the comparison of all ranks."""
 
     task: Task
     config: RunConfig
@@ -46,9 +46,9 @@ class BuiltTask:
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """The opened checkpoints, and the one to resume from."""
+    """The opened checkpoints, and the checkpoint from which the run resumes."""
 
     checkpoints: CheckpointManager
     opened: dict[str, Any]
-    """Result of `CheckpointManager.open`."""
+    """Result of `CheckpointManager.open` on rank 0."""
     saved: Checkpoint | None

@@ -1,4 +1,4 @@
-"""The pass before the first update of an attempt, if the run needs one."""
+"""Run an extra pass before the first update of an attempt, if the run needs one."""
 
 from collections.abc import Callable
 
@@ -14,12 +14,12 @@ COMMUTATIVE_RANKS = 2
 
 
 def rehearse_if_needed(learner: Learner, ranks: Ranks, first: Callable[[], MicroBatch]) -> None:
-    """Rehearse if an update depends on it. Every rank must call it, before the first update.
+    """Run a rehearsal pass if the first update needs it. Every rank must call this.
 
     Args:
-        learner: In the state from which it continues.
+        learner: Learner in the state from which the run continues.
         ranks: This process's rank.
-        first: Returns the first micro-batch, on the device.
+        first: Function that returns the first micro-batch, on the device.
     """
     buffers = learner.buffers
     if buffers:
@@ -31,10 +31,11 @@ def rehearse_if_needed(learner: Learner, ranks: Ranks, first: Callable[[], Micro
 
 
 def _changes_bits(learner: Learner, ranks: Ranks) -> bool:
-    """Return whether an attempt's first update would differ in its bits from later updates.
+    """Return whether the first update of an attempt would compute other bits than later ones.
 
-    This concerns the order of summation and the state of compressed buckets. A static graph needs a
-    rehearsal too: torch records it in the first pass, and fails if that pass does not reduce.
+    The reasons are the order of summation and the state of compressed buckets. A static graph also
+    needs a rehearsal, because torch records the graph in the first pass and fails if that pass does
+    not reduce.
     """
     if not isinstance(learner.objective, DistributedDataParallel):
         return False

@@ -1,4 +1,4 @@
-"""Creation of a run's reporter, with its history and its trackers."""
+"""Create a run's reporter, with its history and its trackers."""
 
 import os
 from pathlib import Path
@@ -23,7 +23,7 @@ def make_reporter(
     heartbeats: HeartbeatWriter,
     total_steps: int,
 ) -> Reporter:
-    """Create the reporter of one attempt. Only global rank 0 keeps history and trackers.
+    """Create the reporter of one attempt. Only global rank 0 has a history and trackers.
 
     Args:
         task: The task, whose `flops_per_sample` gives the peak rate.
@@ -31,7 +31,7 @@ def make_reporter(
         ranks: This process's rank.
         attempt: Number of the attempt.
         heartbeats: Writer of this rank's heartbeats.
-        total_steps: Updates of the whole run.
+        total_steps: Number of updates of the whole run.
     """
     peak = config.log.peak_tflops
     directory = config.checkpoint.directory if ranks.is_first else None

@@ -1,14 +1,14 @@
-"""Notes about a resumed run whose number of ranks has changed since the checkpoint.
+"""Report the effects of a changed number of ranks on a resumed run.
 
-A checkpoint holds whole tensors and one position, so nearly all state means the same on any number
-of ranks. The notes are about the rest, and only if the run has it:
+A checkpoint contains whole tensors and one position, so nearly all state is independent of the
+number of ranks. The notes cover the exceptions, if the run has them:
 
-- residues of compression, which each rank has for itself,
-- random numbers, which each rank draws for itself,
+- residues of compression, of which each rank has its own,
+- random numbers, which each rank draws separately,
 - BatchNorm, which normalises by the samples of one rank,
 - the samples of a forward pass, which need more memory on fewer ranks.
 
-Buffers of each rank are in `run.state`, with the other state that an attempt cannot use.
+`run.state` reports buffers of single ranks, and other state that an attempt cannot use.
 """
 
 from torch import nn
@@ -25,7 +25,7 @@ from ddp_trainer.saved_state import SavedState
 def resize_notes(
     learner: Learner, config: RunConfig, world_size: int, saved: Checkpoint | None
 ) -> list[str]:
-    """Return a sentence for each part of a run that a change of the number of ranks concerns.
+    """Return one sentence for each part of a run that a changed number of ranks affects.
 
     Args:
         learner: The restored learner.
@@ -87,7 +87,7 @@ def _larger_passes(
 
 
 def _saved_micro_batch(saved: SavedState) -> int | None:
-    """Return the most samples of a forward pass of the run that saved; None if it is not known."""
+    """Return the largest forward pass, in samples, of the run that saved; None if unknown."""
     settings = saved.config.model_extra or {}
     batch, limit = settings.get("global_batch"), settings.get("micro_batch")
     if not isinstance(batch, int):

@@ -1,4 +1,4 @@
-"""An open run: its parts, its position and its clock.
+"""The state of an open run: its parts, its position and its clock.
 
 The work between updates is in modules of its own, as functions of a `Run`: `run.exchange`,
 `run.saving`, `run.evaluating` and `run.settling`. They import this module, and it imports none of
@@ -59,13 +59,13 @@ class Run:
     metrics: dict[str, float] = field(default_factory=dict)
     """Metrics of the newest evaluation, by name."""
     clock: float | None = field(default_factory=time.monotonic)
-    """Value of `time.monotonic()` for which `position.seconds` is right; None when stopped."""
+    """Value of `time.monotonic()` at which `position.seconds` was correct; None when stopped."""
     before_first_update: bool = True
-    """Whether this attempt has done no update yet."""
+    """Whether this attempt has not yet completed an update."""
     evaluated_step: int = -1
-    """Step of the newest evaluation."""
+    """Step of the newest evaluation of this attempt."""
     synchronized_step: int = -1
-    """Step at which all ranks were last given the same model."""
+    """Step after which all ranks last got the same model."""
 
     @property
     def epoch(self) -> int | None:
@@ -80,7 +80,7 @@ class Run:
         return self.time_limit_reached(self.position.seconds)
 
     def seconds(self) -> float:
-        """Return the time of training until now, in seconds over all attempts."""
+        """Return the seconds of training until now, over all attempts."""
         passed = 0.0 if self.clock is None else time.monotonic() - self.clock
         return self.position.seconds + passed
 
@@ -88,7 +88,7 @@ class Run:
         """Record one update.
 
         Args:
-            samples: Samples that it consumed, over all ranks.
+            samples: Number of samples in the update, over all ranks.
         """
         old = self.position
         consumed = self.sampler.after(old.samples, samples)
@@ -102,7 +102,7 @@ class Run:
             process_group.set_timeout(self.config.parallel.timeout_seconds)
 
     def call_hook(self, hook: Callable[[Update], None]) -> None:
-        """Call the task's hook with the newest update."""
+        """Call the task's hook after the newest update."""
         learner = self.learner
         learner.trace.enter(Activity.HOOK)
         with learner.strategy.whole_weights(learner.model) as find_model:
@@ -118,12 +118,12 @@ class Run:
             )
 
     def stop_clock(self) -> None:
-        """Stop the time of training, after the last update of this attempt."""
+        """Stop the clock of the training time after the last update of this attempt."""
         self.position = Position(self.position.step, self.position.samples, self.seconds())
         self.clock = None
 
     def totals(self) -> dict[str, Any]:
-        """Return the progress of the run as fields of its last event."""
+        """Return the progress of the run as fields of the run's last event."""
         newest = self.checkpoints.newest if self.ranks.is_first else None
         step, samples, seconds = self.position.step, self.position.samples, self.position.seconds
         return {
@@ -137,11 +137,11 @@ class Run:
         }
 
     def seconds_left(self, seconds: float) -> float | None:
-        """Return the time of training that is left after so many seconds; None without a limit."""
+        """Return the remaining training time after the given seconds; None without a limit."""
         limit = self.config.max_seconds
         return None if limit is None else limit - seconds
 
     def time_limit_reached(self, seconds: float) -> bool:
-        """Return whether the time limit is reached after so many seconds of training."""
+        """Return whether the given seconds of training have reached the time limit."""
         left = self.seconds_left(seconds)
         return left is not None and left <= 0.0

@@ -1,6 +1,6 @@
-"""Checkpoints of an open run: save one, and return to the newest one.
+"""Save checkpoints of an open run, and roll back to the newest checkpoint.
 
-The way of a checkpoint to the disk goes down only:
+Functions call each other in this order to write a checkpoint:
 
     save                         every rank: check that the weights are finite, and settle
       gather                     every rank: the whole state, in host memory of rank 0
@@ -8,8 +8,9 @@ The way of a checkpoint to the disk goes down only:
         CheckpointManager.save   rank 0: skip a step that is saved already; delete old checkpoints
           writer.commit          rank 0: write the files and the manifest, then rename the folder
 
-Only rank 0 accesses the volume. The other ranks wait for it in the context `errors_of_first_rank`,
-which makes all ranks fail alike. They may wait longer there than for a collective.
+Only rank 0 accesses the volume. All other ranks wait for rank 0 in the context
+`errors_of_first_rank`, which raises the same error on all ranks. This wait may be longer than the
+timeout of a collective.
 """
 
 import platform
@@ -32,10 +33,10 @@ from ddp_wire.activity import Activity
 
 
 def save(run: Run, *, required: bool = False) -> None:
-    """Save a checkpoint of this step, unless it is saved already. Every rank must call it.
+    """Save a checkpoint of this step, unless one exists. Every rank must call this.
 
-    The other ranks wait until rank 0 has written it, under a limit of its own: in the next update
-    they would wait under that of a collective, which a large checkpoint exceeds.
+    All other ranks wait until rank 0 has written the checkpoint. This wait has its own limit,
+    because a large checkpoint may take longer than the timeout of a collective.
 
     Args:
         run: The run, between two updates.
@@ -61,7 +62,7 @@ def save(run: Run, *, required: bool = False) -> None:
 
 
 def _commit(run: Run, taken: Snapshot, start: float, *, required: bool) -> None:
-    """Write a checkpoint. Rank 0 only.
+    """Write a checkpoint. Only rank 0 calls this function.
 
     Args:
         run: The run.
@@ -87,11 +88,11 @@ def _commit(run: Run, taken: Snapshot, start: float, *, required: bool) -> None:
 def roll_back(run: Run) -> None:
     """Restore weights and optimizer from the newest checkpoint; data and schedule continue.
 
-    So the run skips the data since that checkpoint, including the data that caused the failure, as
+    So the run skips all data since that checkpoint, including the data that caused the failure, as
     in Chowdhery et al. 2022 (arXiv:2204.02311), section 5.1. Every rank must call it.
 
     Raises:
-        NonFiniteError: If there is no checkpoint yet.
+        NonFiniteError: If no checkpoint exists yet.
         VolumeError: On every rank, if rank 0 cannot read the checkpoint.
     """
     device = run.learner.device
@@ -107,16 +108,16 @@ def roll_back(run: Run) -> None:
 
 
 def _volume_timeout(run: Run) -> AbstractContextManager[None]:
-    """Return a context in which ranks wait longer, because rank 0 uses the volume."""
+    """Return a context with a longer timeout, in which ranks wait while rank 0 uses the volume."""
     own = run.config.parallel
     usual = own.first_timeout if run.before_first_update else own.timeout_seconds
     return process_group.timeout(run.config.checkpoint.timeout_seconds, usual)
 
 
 def _weights_broken(run: Run, *, required: bool) -> bool:
-    """Check whether an update was made with non-finite gradients, and report it.
+    """Return whether an update used non-finite gradients, and report it.
 
-    Then the weights are not finite, and must not be saved.
+    In this case the weights are not finite and must not be saved.
     """
     if run.learner.guard.protects:
         return False
@@ -134,7 +135,7 @@ def _weights_broken(run: Run, *, required: bool) -> bool:
 
 
 def state_of(run: Run) -> SavedState:
-    """Return the state of a run between two updates, as a checkpoint holds it."""
+    """Return the state of a run between two updates, in the form that a checkpoint contains."""
     learner = run.learner
     return SavedState(
         step=run.position.step,

@@ -1,4 +1,4 @@
-"""The wait for the device and for the other ranks, before a run saves or evaluates."""
+"""Wait for the device and for the other ranks before a run saves or evaluates."""
 
 from ddp_trainer.numerics.batch_norm import average_norm_statistics
 from ddp_trainer.ranks.collectives import finish_updates
@@ -9,8 +9,8 @@ from ddp_trainer.run.run import Run
 def settle(run: Run) -> None:
     """Finish the updates on the device, and give all ranks the same model.
 
-    A GPU's host runs ahead of it. Without this wait, a rank whose update waits for one that hangs
-    would seem to save or to evaluate, which may take much longer than an update.
+    The host runs ahead of the GPU. Without this wait, a rank whose update waits for a hung rank
+    would seem to save or to evaluate, and these may take much longer than an update.
     """
     step, learner = run.position.step, run.learner
     if run.synchronized_step == step:

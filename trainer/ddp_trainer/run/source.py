@@ -1,7 +1,7 @@
-"""Fingerprints of a task's own code and of its data, which may change between two attempts.
+"""Compute fingerprints of a task's code and data, which may change between two attempts.
 
 The code may come from a ConfigMap, a shared volume or another image, and the files of a data set
-may be replaced. The ranks compare the fingerprints, and each checkpoint keeps them.
+may be replaced. The ranks compare the fingerprints, and each checkpoint contains them.
 """
 
 import hashlib
@@ -19,9 +19,9 @@ _CHARACTERS = 16
 
 
 def source_fingerprint(path: str) -> str:
-    """Return a hash of the loaded source files of a task. "" for a bundled task.
+    """Return a hash of the loaded source files of a task, or "" for a bundled task.
 
-    They are the modules of the task's package, or those in the folder of its module.
+    The files are the modules of the task's package, or those in the folder of its module.
 
     Args:
         path: Import path `package.module:function` of a task that was built.
@@ -41,7 +41,7 @@ def source_fingerprint(path: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Fingerprints:
-    """What a checkpoint keeps to tell whether code and data are still the same."""
+    """Fingerprints in a checkpoint, which show whether code and data are unchanged."""
 
     source: str
     """Result of `source_fingerprint`."""
@@ -49,7 +49,7 @@ class Fingerprints:
     """Fingerprints of the training and the evaluation data."""
 
     def warnings(self, saved: SavedState) -> list[str]:
-        """Return a sentence for each change since a checkpoint.
+        """Return one sentence for each change of code or data since a checkpoint.
 
         Args:
             saved: State in the checkpoint. Older releases saved fewer fingerprints.
@@ -68,7 +68,7 @@ class Fingerprints:
 def _files(top: str, modules: Mapping[str, ModuleType]) -> dict[str, Path]:
     """Return the source files of a task's modules by name.
 
-    Thousands of modules may be loaded, so that only those of the task become a `Path`.
+    Thousands of modules may be loaded, so only the task's modules are converted to a `Path`.
     """
     own = _source(modules.get(top))
     folder, file_name = os.path.split(own or "")

@@ -1,13 +1,14 @@
-"""Saving and restoring of a learner's state, with any strategy and world size.
+"""Save and restore a learner's state with any strategy and world size.
 
 `gather` turns the shards of all ranks into whole tensors in the host memory of rank 0. `restore`
-lays whole tensors out as this run's strategy needs them. So a checkpoint says nothing about shards,
-and a run may resume with another strategy or world size. Three parts are special:
+distributes whole tensors in the way that this run's strategy needs. So a checkpoint does not depend
+on shards, and a run may resume with another strategy or world size. Three parts are special:
 
-- zero1 divides the optimizer's state by parameter, so rank 0 also takes what only others hold.
-- Buffers that each rank keeps to itself are saved for each rank, and used only at the same world
-  size. Residues of compression are saved for each rank, too. Another world size uses their mean.
-- Only the same kind of optimizer can use saved moments. Another one is refused.
+- zero1 divides the optimizer's state by parameter, so rank 0 also receives the tensors that only
+    other ranks have.
+- If each rank has its own buffers, all of them are saved, but used only at the same world size.
+  Residues of compression are also saved for each rank. Another world size uses their mean.
+- Only the same class of optimizer can use saved moments. Any other class is refused.
 """
 
 from dataclasses import replace
@@ -37,17 +38,17 @@ from ddp_trainer.task import HasOptimizer, Task, stateful
 
 
 def gather(learner: Learner, task: Task) -> Snapshot | None:
-    """Gather the whole state in host memory of rank 0. Every rank must call it.
+    """Gather the whole state in host memory of rank 0. Every rank must call this.
 
     Args:
         learner: Learner of the task.
-        task: Task, whose own state is part of the whole.
+        task: Task, whose own state is gathered too.
 
     Returns:
         The snapshot on rank 0, None on the other ranks.
 
     Raises:
-        InputError: If the task holds state that is neither tensors nor JSON values.
+        InputError: If the task's state contains a value that is neither a tensor nor JSON.
     """
     own = take(learner.model, learner.optimizer)
     own.average = learner.ema.state() if learner.ema else {}
@@ -71,17 +72,17 @@ def gather(learner: Learner, task: Task) -> Snapshot | None:
 
 
 def task_state(task: Task) -> tuple[Tensors, Any]:
-    """Return the tensors and the JSON document of the task's own state. None without state.
+    """Return the tensors and the JSON document of the task's own state, or None.
 
     Raises:
-        InputError: If a value is neither a tensor nor a JSON value.
+        InputError: If a value is neither a tensor nor JSON.
     """
     owner = stateful(task)
     return ({}, None) if owner is None else encode(owner.state_dict(), "task")
 
 
 def unused_state(learner: Learner, task: Task, saved: Checkpoint | None) -> list[str]:
-    """Return a sentence for each kind of saved state that this attempt lacks or cannot use."""
+    """Return one sentence for each saved type of state that is missing or that is not usable."""
     if saved is None:
         return []
     found = (
@@ -93,7 +94,7 @@ def unused_state(learner: Learner, task: Task, saved: Checkpoint | None) -> list
 
 
 def _missing_task_state(task: Task, saved: Snapshot) -> str | None:
-    """Return a sentence if only one of task and checkpoint has state of the task."""
+    """Return a sentence if only the task or only the checkpoint has task state."""
     owner = stateful(task)
     if (owner is None) == (saved.task_rest is None):
         return None
@@ -103,7 +104,7 @@ def _missing_task_state(task: Task, saved: Snapshot) -> str | None:
 
 
 def _dropped_buffers(learner: Learner, saved: Checkpoint) -> str | None:
-    """Return a sentence if this attempt cannot use the buffers that each rank had saved."""
+    """Return a sentence if this attempt cannot use the saved buffers of single ranks."""
     buffers = learner.buffers
     kept = buffers if buffers is not None and buffers.policy == "per_rank" else None
     before, world_size = saved.state.world_size, _world_size()
@@ -126,7 +127,7 @@ def _dropped_buffers(learner: Learner, saved: Checkpoint) -> str | None:
 
 
 def _dropped_residues(learner: Learner, saved: Snapshot) -> str | None:
-    """Return a sentence if this attempt cannot use the saved residues of compression."""
+    """Return a sentence if this attempt cannot use the saved compression residues."""
     if learner.compression is not None and learner.compression.has_feedback:
         return None
     if not residues_in(saved.compression):
@@ -138,12 +139,12 @@ def _dropped_residues(learner: Learner, saved: Snapshot) -> str | None:
 
 
 def restore(learner: Learner, task: Task, saved: Checkpoint) -> None:
-    """Restore saved state, in place. Every rank must call it with the same checkpoint.
+    """Restore saved state in place. Every rank must call this with the same checkpoint.
 
     Args:
         learner: A learner of the task.
-        task: The task. Its own optimizer gets the saved hyperparameters, that of the config keeps
-            those of the config.
+        task: The task. If it has its own optimizer, the saved hyperparameters are restored.
+            Otherwise those of the config stay.
         saved: Whole checkpoint.
 
     Raises:
@@ -188,7 +189,7 @@ def _world_size() -> int:
 
 
 def _check_optimizer(learner: Learner, state: SavedState, *, configured: bool) -> None:
-    """Refuse the state of another kind of optimizer, because its moments have another meaning."""
+    """Refuse the state of another optimizer class, because its moments have another meaning."""
     found, now = state.optimizer, type(learner.optimizer).__name__
     if found is None and configured:
         # Older releases stored only the setting. The bundled classes have its name.
@@ -206,8 +207,8 @@ def _gathered(tensors: NamedTensors, learner: Learner, *, union: bool = False) -
 
     Args:
         tensors: This rank's tensors, which may be shards.
-        learner: The learner that they belong to.
-        union: Whether other ranks hold tensors under names that rank 0 lacks.
+        learner: The learner that the tensors belong to.
+        union: Whether other ranks have tensors that rank 0 does not have.
     """
     first = learner.rank == 0
     gathered: Tensors = {}
@@ -222,7 +223,7 @@ def _gathered(tensors: NamedTensors, learner: Learner, *, union: bool = False) -
 
 
 def _receive_missing(gathered: Tensors, own: Tensors, src: int, device: torch.device) -> None:
-    """Send to rank 0 the tensors of rank `src` that rank 0 lacks."""
+    """Send the tensors of rank `src` that rank 0 does not have to rank 0."""
     described: Any = [
         [name, list(tensor.shape), str(tensor.dtype).removeprefix("torch.")]
         for name, tensor in own.items()
@@ -243,7 +244,7 @@ def _receive_missing(gathered: Tensors, own: Tensors, src: int, device: torch.de
 
 
 def _as_bytes(tensor: Tensor) -> Tensor:
-    """Return a view of a contiguous tensor as bytes, because NCCL does not know all types."""
+    """Return a view of a contiguous tensor as bytes, because NCCL does not support all types."""
     return tensor.reshape(-1).view(torch.uint8)
 
 

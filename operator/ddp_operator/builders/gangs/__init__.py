@@ -1,1 +1,1 @@
-"""What each gang scheduler needs of a job: a group object, and marks on the pods."""
+"""Build the group object of a job and the labels or fields of its pods, for each gang scheduler."""

@@ -14,10 +14,10 @@ Amounts = dict[str, Decimal]
 
 
 def pod_requests(spec: Mapping[str, Any]) -> Amounts:
-    """Return what the scheduler reserves for a pod, by resource.
+    """Return the amounts that the scheduler reserves for a pod, by resource.
 
-    Containers and sidecars run together. An init container runs beside the sidecars only. What the
-    API server would refuse is left out.
+    Containers and sidecars run together. An init container runs beside the sidecars only. Values
+    that the API server would refuse are skipped.
     """
     init = _objects(spec.get("initContainers"))
     sidecars = [one for one in init if one.get("restartPolicy") == "Always"]
@@ -31,7 +31,7 @@ def pod_requests(spec: Mapping[str, Any]) -> Amounts:
 
 
 def times(amounts: Amounts, count: int) -> dict[str, str]:
-    """Return a multiple of resources as Kubernetes quantities, rounded up to a thousandth."""
+    """Return resource amounts times a factor as Kubernetes quantities, rounded up to 0.001."""
     return {name: _to_text(amount * count) for name, amount in sorted(amounts.items())}
 
 
@@ -58,7 +58,7 @@ def _sum(containers: Iterable[Mapping[str, Any]]) -> Amounts:
 
 
 def _amount(value: Any) -> Decimal | None:
-    """Return the amount of a quantity, or None for a text that is none."""
+    """Return the number that a quantity stands for, or None if the text is no quantity."""
     text = str(value)
     suffix = next((s for s in sorted(_FACTORS, key=len, reverse=True) if text.endswith(s)), "")
     try:

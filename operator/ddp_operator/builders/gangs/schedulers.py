@@ -1,8 +1,8 @@
-"""The gang schedulers: the group object of a job and the marks of its pods, for each.
+"""Build the group object of a job and mark its pods, for each gang scheduler.
 
 A group object must exist before its pods, and its name changes whenever all pods are replaced: most
 schedulers never change the size of a group, and some keep a deleted group until its pods have
-ended. Nothing else in the operator depends on which scheduler places the pods.
+ended. No other module depends on which scheduler places the pods.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,17 +21,17 @@ Manifest = dict[str, Any]
 
 VOLCANO_SCHEDULER = "volcano"
 VOLCANO_GROUP = "scheduling.k8s.io/group-name"
-"""Annotation on a pod: its Volcano PodGroup."""
+"""Annotation on a pod that names its Volcano PodGroup."""
 COSCHEDULING_GROUP = "scheduling.x-k8s.io/pod-group"
-"""Label on a pod: its PodGroup of scheduler-plugins."""
+"""Label on a pod that names its PodGroup of scheduler-plugins."""
 NATIVE_FIELDS = ("workloadRef", "schedulingGroup")
-"""Fields of a pod spec that name its group, of Kubernetes 1.35 and of later releases."""
+"""Fields of a pod spec that name the pod's group, in Kubernetes 1.35 and in later releases."""
 _POD_GROUP = "workers"
 """Name of the only group in a Workload."""
 
 
 def new_gang(job: DDPJob, gangs: Gangs) -> GangStatus | None:
-    """Return the gang of pods that are created together for the next attempt, or None."""
+    """Return the gang for the next attempt if all its pods are created together, or None."""
     kind = gang_type(job, gangs)
     api_version = gangs.api_version(kind)
     if api_version is None:
@@ -53,12 +53,12 @@ def new_gang(job: DDPJob, gangs: Gangs) -> GangStatus | None:
 
 
 def gang_type(job: DDPJob, gangs: Gangs) -> GangType:
-    """Return the gang scheduler that a job asks for, or the default of the installation."""
+    """Return the gang scheduler that a job selects, or the operator's default."""
     return job.spec.gang.type if job.spec.gang is not None else gangs.default
 
 
 def recorded_gang(job: DDPJob) -> GangStatus | None:
-    """Return the gang of the pods of the current attempt, or None."""
+    """Return the gang of the current attempt's pods from the job's status, or None."""
     return job.status.pods.gang if job.status.pods is not None else None
 
 
@@ -67,8 +67,8 @@ def build_group(job: DDPJob, gang: GangStatus, pod: Manifest) -> Manifest:
 
     Args:
         job: The job.
-        gang: Its gang.
-        pod: Manifest of any of its pods, which are alike. The group has their priority.
+        gang: The job's gang.
+        pod: Manifest of any pod of the job. The group object copies its priority.
     """
     return {
         "apiVersion": gang.api_version,
@@ -84,10 +84,10 @@ def build_group(job: DDPJob, gang: GangStatus, pod: Manifest) -> Manifest:
 
 
 def with_marks(pod: Manifest, job: DDPJob, gangs: Gangs) -> Manifest:
-    """Return a pod with the marks by which the gang scheduler finds its group, if it has one.
+    """Return a pod with the label, annotation or field that names its group, if it has one.
 
-    If the API server no longer serves the group object, Kubernetes places the pod for itself:
-    another version of the API would ignore the mark.
+    If the API server no longer serves the group object, the pod is placed on its own, because
+    another API version ignores the mark.
     """
     gang = recorded_gang(job)
     if gang is None or not gangs.serves(gang.api_version):
@@ -98,7 +98,7 @@ def with_marks(pod: Manifest, job: DDPJob, gangs: Gangs) -> Manifest:
 
 @dataclass(frozen=True)
 class _Request:
-    """What the group object of a gang depends on."""
+    """Inputs from which the group object of a gang is built."""
 
     gang: GangStatus
     size: int
@@ -106,19 +106,19 @@ class _Request:
 
     @property
     def priority(self) -> Manifest:
-        """Return the field with the priority of the pods, if they have one."""
+        """Return the priority fields of the group object, if the pods have a priority."""
         name = self.pod["spec"].get("priorityClassName")
         return {"priorityClassName": name} if name else {}
 
 
 @dataclass(frozen=True)
 class _Shape:
-    """One form of a group object and of the marks of its pods."""
+    """Format of a group object, and of the marks on its pods, in one API version."""
 
     spec: Callable[[_Request], Manifest]
-    """Returns the spec of the group object."""
+    """Function that returns the spec of the group object."""
     mark: Callable[[Manifest, str, Gangs], Manifest]
-    """Returns a pod with the marks of a group of this name."""
+    """Function that returns a pod with the marks of a named group."""
 
 
 def _workload_spec(request: _Request) -> Manifest:
@@ -131,7 +131,7 @@ def _with_workload(pod: Manifest, group: str, _: Gangs) -> Manifest:
 
 
 def _native_spec(disruption_mode: Any) -> Callable[[_Request], Manifest]:
-    """Return the builder of a PodGroup of Kubernetes, whose pods are only preempted together."""
+    """Return a function that builds a Kubernetes PodGroup whose pods are preempted together."""
 
     def spec(request: _Request) -> Manifest:
         policy = {"gang": {"minCount": request.size}}
@@ -146,7 +146,7 @@ def _with_scheduling_group(pod: Manifest, group: str, _: Gangs) -> Manifest:
 
 
 def _volcano_spec(request: _Request) -> Manifest:
-    """Return a Volcano PodGroup. The queue admits it once it has room for the resources."""
+    """Return the spec of a Volcano PodGroup. The queue admits it when it has enough resources."""
     queue = {"queue": request.gang.queue} if request.gang.queue else {}
     resources = times(pod_requests(request.pod["spec"]), request.size)
     needed = {"minResources": resources} if resources else {}
@@ -187,4 +187,4 @@ _SHAPES: Mapping[str, _Shape] = {
     versions.VOLCANO: _Shape(_volcano_spec, _with_volcano),
     versions.COSCHEDULING: _Shape(_coscheduling_spec, _with_coscheduling),
 }
-"""Form of the group objects, by their API version."""
+"""Format of the group objects and marks, by API version."""

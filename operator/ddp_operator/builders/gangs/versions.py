@@ -1,7 +1,7 @@
-"""API versions of the group objects, and which of them an API server serves.
+"""Choose the API version of the group objects from those that the API server serves.
 
-Kubernetes' own gang scheduling has changed its shape with each release. The version that the API
-server serves tells which shape it has, because each release serves only its own.
+Each release of Kubernetes' own gang scheduling has another format of the group object. The served
+version identifies the format, because each release serves only one version.
 """
 
 from collections.abc import Collection
@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from ddp_operator.api.gang import GangType
 
 NATIVE_1_35 = "scheduling.k8s.io/v1alpha1"
-"""Kubernetes 1.35: the gang is a part of a Workload."""
+"""API version of Kubernetes 1.35, in which a gang is a part of a Workload."""
 NATIVE_1_36 = "scheduling.k8s.io/v1alpha2"
-"""Kubernetes 1.36: the gang is a PodGroup."""
+"""API version of Kubernetes 1.36, in which a gang is a PodGroup."""
 NATIVE_1_37 = "scheduling.k8s.io/v1beta1"
-"""Kubernetes 1.37: the gang is a PodGroup, whose disruption mode has another form."""
+"""API version of Kubernetes 1.37, in which the PodGroup has another format of the disruption
+mode."""
 VOLCANO = "scheduling.volcano.sh/v1beta1"
 COSCHEDULING = "scheduling.x-k8s.io/v1alpha1"
 
@@ -23,7 +24,8 @@ KNOWN_VERSIONS: dict[GangType, tuple[str, ...]] = {
     GangType.COSCHEDULING: (COSCHEDULING,),
     GangType.VOLCANO: (VOLCANO,),
 }
-"""API versions of the group objects that the builders know, the preferred one first."""
+"""API versions of group objects that the operator can build. The preferred version of each API
+group comes first."""
 _LACKS = {
     GangType.NATIVE: (
         "the API server serves no gang scheduling of Kubernetes (1.35 and later; the feature gate"
@@ -38,23 +40,23 @@ _NATIVE_KINDS = {NATIVE_1_35: "Workload"}
 
 
 def group_kind(api_version: str) -> str:
-    """Return the kind of the group objects of an API version."""
+    """Return the kind of the group object in an API version."""
     return _NATIVE_KINDS.get(api_version, "PodGroup")
 
 
 def row_of(api_version: str) -> str:
-    """Return the name of the row of these group objects in the table of kinds."""
+    """Return the name of the row for these group objects in the table of kinds (`KINDS`)."""
     group, _, version = api_version.partition("/")
     return f"{group_kind(api_version)}.{version}.{group}"
 
 
 def api_group(gang: GangType) -> str:
-    """Return the API group of the group objects of a gang scheduler."""
+    """Return the API group to which a gang scheduler's group objects belong."""
     return KNOWN_VERSIONS[gang][0].partition("/")[0]
 
 
 def choose_version(gang: GangType, served: Collection[str]) -> str | None:
-    """Return the API version of the group objects to use, or None.
+    """Return the API version to use for a gang scheduler's group objects, or None.
 
     Args:
         gang: Gang scheduler.
@@ -65,29 +67,29 @@ def choose_version(gang: GangType, served: Collection[str]) -> str | None:
 
 @dataclass(frozen=True)
 class Gangs:
-    """Gang schedulers of an installation."""
+    """Gang schedulers that jobs may use, and their API versions."""
 
     types: tuple[GangType, ...] = ()
-    """Those that jobs may use."""
+    """Gang schedulers that jobs may use."""
     default: GangType = GangType.NONE
-    """That of jobs which name none."""
+    """Gang scheduler of jobs that select none."""
     queue: str | None = None
-    """Volcano queue of jobs that name none."""
+    """Volcano queue of jobs that set no queue."""
     coscheduling_scheduler: str | None = None
-    """Name of the scheduler with the plugin Coscheduling. None for the default scheduler."""
+    """Name of the scheduler that runs the Coscheduling plugin. None for the default scheduler."""
     served: tuple[tuple[GangType, str], ...] = ()
-    """API version of the group objects of each type, as far as the API server serves one."""
+    """API version of the group objects of each gang scheduler that the API server serves."""
 
     def api_version(self, gang: GangType) -> str | None:
-        """Return the API version of the group objects of a gang scheduler, or None."""
+        """Return the API version of a gang scheduler's group objects, or None."""
         return dict(self.served).get(gang)
 
     def serves(self, api_version: str) -> bool:
-        """Return whether the API server serves these group objects, and jobs may use them."""
+        """Return whether jobs may use a gang scheduler and the API server knows its groups."""
         return api_version in dict(self.served).values()
 
     def why_not(self, gang: GangType) -> str | None:
-        """Return why a job cannot use a gang scheduler, or None when it can."""
+        """Return the reason why no job can use a gang scheduler, or None if jobs can use it."""
         if gang is GangType.NONE or self.api_version(gang) is not None:
             return None
         if gang not in self.types:

@@ -1,4 +1,4 @@
-"""Create the children of a job, and restore those that another writer has changed."""
+"""Create the children of a job, and undo changes that other writers made to existing children."""
 
 import asyncio
 import random
@@ -24,7 +24,7 @@ _STRICT = {"fieldValidation": "Strict"}
 
 
 class Call(Protocol):
-    """One request to the API server."""
+    """Function that sends one request to the API server."""
 
     async def __call__(
         self,
@@ -40,7 +40,7 @@ class Call(Protocol):
 async def create_child(
     call: Call, manifest: Manifest, on_restored: Callable[[str], None]
 ) -> Manifest:
-    """Create a child and return its used fields, or those of the existing child of the same job.
+    """Create a child. Return its used fields, or those of the job's existing child.
 
     Args:
         call: Sends one request.
@@ -71,7 +71,7 @@ async def create_child(
 
 
 async def _adopt(call: Call, manifest: Manifest, on_restored: Callable[[str], None]) -> Manifest:
-    """Return the existing child if the same job owns it, after restoring its owned fields."""
+    """Return an existing child of the same job after restoring its owned fields."""
     kind, metadata = row_name(manifest), manifest["metadata"]
     path = object_path(kind, metadata["namespace"], metadata["name"])
     name = f"{manifest['kind']} {metadata['name']}"
@@ -98,9 +98,10 @@ async def _adopt(call: Call, manifest: Manifest, on_restored: Callable[[str], No
 
 
 def other_writer(existing: Manifest, lost: Manifest) -> str:
-    """Return who changed a child, as far as its managed fields tell it.
+    """Return the name of the last other writer of a child, if its managed fields show one.
 
-    A mutating webhook changes an object within the operator's own request, and so leaves no entry.
+    A mutating webhook leaves no entry there, because it changes objects within the operator's own
+    request.
     """
     entries = [
         entry

@@ -1,4 +1,4 @@
-"""Jobs, children and agents of a Kubernetes cluster: the documents of each request."""
+"""Read and write jobs and their children in a Kubernetes cluster, and reach the agents."""
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -40,7 +40,7 @@ class KubeCluster:
     """Access to one Kubernetes cluster. Create it with `connect` and end it with `close`."""
 
     def __init__(self, connection: ApiConnection, agents: Agents) -> None:
-        """Use this connection to the API server and this client of the agents."""
+        """Create an access from a connection to the API server and a client of the agents."""
         self._connection, self._agents = connection, agents
 
     @classmethod
@@ -51,21 +51,21 @@ class KubeCluster:
         may_write: Callable[[], None] = lambda: None,
         on_request: Callable[[Request], None] = lambda _: None,
     ) -> Self:
-        """Connect with the arguments of `ApiConnection`."""
+        """Connect to the API server. The arguments are those of `ApiConnection`."""
         connection = await ApiConnection.connect(
             in_flight=in_flight, may_write=may_write, on_request=on_request
         )
         return cls(connection, Agents())
 
     async def close(self) -> None:
-        """Close all connections."""
+        """Close the connections to the API server and to the agents."""
         await self._connection.close()
         await self._agents.close()
 
     async def snapshot(
         self, namespace: str | None, kinds: Iterable[str] | None = None
     ) -> ClusterSnapshot:
-        """Return all jobs and their children, of one namespace or of all.
+        """Return all jobs and their children, of one namespace or of all namespaces.
 
         Args:
             namespace: Namespace of the jobs, or None for all.
@@ -76,20 +76,20 @@ class KubeCluster:
     async def watch_children(
         self, kinds: Iterable[str], namespaces: Sequence[str], sink: Sink
     ) -> None:
-        """Watch the children of these kinds forever, in these namespaces or, if none, in all."""
+        """Watch the children of these kinds forever, in the given namespaces or in all."""
         await watch_children(self._connection, kinds, namespaces, sink)
 
     async def watch_nodes(self, sink: Sink) -> None:
-        """Watch all Kubernetes nodes forever."""
+        """Watch all Kubernetes nodes of the cluster forever."""
         await watch_nodes(self._connection, sink)
 
     async def get_job(self, key: Key) -> Manifest | None:
-        """See `Cluster`."""
+        """Implement `Cluster.get_job`."""
         found = await self._connection.get(object_path(KIND, *key))
         return keep_used_fields(KIND, found) if found is not None else None
 
     async def list_pods(self, namespace: str, labels: Mapping[str, str], expected: int) -> Listing:
-        """See `Cluster`."""
+        """Implement `Cluster.list_pods`."""
         selector = ",".join(f"{k}={v}" for k, v in labels.items())
         query = {"labelSelector": selector}
         listed = list_pages if expected > PAGE else list_at_once
@@ -98,20 +98,20 @@ class KubeCluster:
     async def create(
         self, manifest: Manifest, on_restored: Callable[[str], None] = lambda _: None
     ) -> Manifest:
-        """See `Cluster`."""
+        """Implement `Cluster.create`."""
         return await create_child(self._connection.call, manifest, on_restored)
 
     async def delete_pod(
         self, namespace: str, name: str, uid: str, grace_seconds: int | None
     ) -> None:
-        """See `Cluster`."""
+        """Implement `Cluster.delete_pod`."""
         body: Manifest = {"preconditions": {"uid": uid}}
         if grace_seconds is not None:
             body["gracePeriodSeconds"] = grace_seconds
         await self._connection.delete(object_path("Pod", namespace, name), body, uid)
 
     async def delete_child(self, kind: str, namespace: str, name: str, uid: str) -> None:
-        """See `Cluster`."""
+        """Implement `Cluster.delete_child`."""
         body: Manifest = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
         await self._connection.delete(object_path(kind, namespace, name), body, uid)
 
@@ -126,12 +126,12 @@ class KubeCluster:
     async def annotate_pod(
         self, namespace: str, name: str, uid: str, annotations: Mapping[str, str]
     ) -> Manifest | None:
-        """See `Cluster`."""
+        """Implement `Cluster.annotate_pod`."""
         body = {"metadata": {"uid": uid, "annotations": dict(annotations)}}
         return await self._patch_pod(namespace, name, body)
 
     async def end_pod(self, namespace: str, name: str, uid: str) -> None:
-        """See `Cluster`. The kubelet ends a pod that exceeds its deadline, and keeps its logs."""
+        """Implement `Cluster.end_pod` by a deadline, at which the kubelet ends the pod."""
         body = {"metadata": {"uid": uid}, "spec": {"activeDeadlineSeconds": 1}}
         await self._patch_pod(namespace, name, body)
 
@@ -146,12 +146,12 @@ class KubeCluster:
         return keep_used_fields("Pod", pod)
 
     async def delete_job(self, key: Key, uid: str) -> None:
-        """See `Cluster`."""
+        """Implement `Cluster.delete_job`."""
         body = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
         await self._connection.delete(object_path(KIND, *key), body, uid)
 
     async def write_status(self, job: Manifest, status: Manifest) -> Manifest:
-        """See `Cluster`."""
+        """Implement `Cluster.write_status`."""
         metadata = job["metadata"]
         path = object_path(KIND, metadata["namespace"], metadata["name"]) + "/status"
         try:
@@ -163,7 +163,7 @@ class KubeCluster:
         return keep_used_fields(KIND, written)
 
     async def emit(self, job: Manifest, event: Event) -> None:
-        """See `Cluster`."""
+        """Implement `Cluster.emit`."""
         body = event_document(job, event, datetime.now(UTC))
         path = object_path("Event", job["metadata"]["namespace"])
         try:
@@ -172,18 +172,18 @@ class KubeCluster:
             _log.warning("event %s was not published: %s", event.reason, error)
 
     async def newest_warning(self, namespace: str, uid: str) -> str | None:
-        """See `Cluster`."""
+        """Implement `Cluster.newest_warning`."""
         query = {"fieldSelector": f"involvedObject.uid={uid}", "limit": str(PAGE)}
         found = await self._connection.call("GET", object_path("Event", namespace), query=query)
         return newest_warning(found["items"])
 
     async def watch_agent_status(self, pod: PodView, revision: int, seconds: float) -> AgentAnswer:
-        """See `Cluster`."""
+        """Implement `Cluster.watch_agent_status`."""
         if not pod.ip:
             return AgentAnswer()
         return await self._agents.watch_status(pod.ip, pod.secret, revision, seconds)
 
     def send_order(self, address: str, secret: str, order: AttemptOrder) -> None:
-        """See `Cluster`."""
+        """Implement `Cluster.send_order`."""
         self._connection.may_write()
         self._agents.send_order(address, secret, order)

@@ -1,4 +1,4 @@
-"""Connection to one API server, with the low-level call of kubernetes.aio.
+"""Connection to one API server through the low-level call of kubernetes.aio.
 
 Manifests stay dictionaries, because the client's models refuse unknown pod fields and take most of
 the time of a request (docs/decisions/0003-client.md).
@@ -45,8 +45,9 @@ class ApiConnection:
 
         Args:
             api: Client of the API server.
-            may_write: Called before each change. It raises when this process must not write.
-            on_request: Called after each request.
+            may_write: Function that is called before each change. It raises an error if this
+                process must not write.
+            on_request: Function that is called after each request.
             in_flight: Maximum number of concurrent requests.
         """
         self._api = api
@@ -62,7 +63,7 @@ class ApiConnection:
         may_write: Callable[[], None] = lambda: None,
         on_request: Callable[[Request], None] = lambda _: None,
     ) -> Self:
-        """Connect with the pod's service account if there is one, otherwise with the kubeconfig."""
+        """Connect with the pod's service account if it has one, otherwise with the kubeconfig."""
         configuration = client.Configuration()
         try:
             config.load_incluster_config(client_configuration=configuration)
@@ -89,7 +90,7 @@ class ApiConnection:
             raise
 
     async def delete(self, path: str, body: Manifest, uid: str) -> None:
-        """Delete the object with a uid, if it still exists. `body` has the preconditions."""
+        """Delete the object with a uid, if it still exists. `body` contains the preconditions."""
         try:
             await self.call("DELETE", path, body=body, decode=decode_nothing)
         except ClusterError as error:
@@ -97,10 +98,7 @@ class ApiConnection:
                 raise
 
     async def is_gone(self, path: str, uid: str, error: ClusterError) -> bool:
-        """Return whether a change of the object with a uid failed because the object is gone.
-
-        A conflict may also have another cause, for example a change at the same time.
-        """
+        """Return whether a change failed because the object with the given uid no longer exists."""
         if error.status == HTTPStatus.CONFLICT:
             found = await self.get(path)
             return found is None or found["metadata"]["uid"] != uid
@@ -119,8 +117,8 @@ class ApiConnection:
 
         Raises:
             ConflictError: The server answered 409.
-            ClusterError: The server refused the request otherwise, or did not answer.
-            NotLeadingError: The request is a change, and another process may lead.
+            ClusterError: The server refused the request for another reason, or did not answer.
+            NotLeadingError: The request is a change, and another process may be the leader.
         """
         try:
             async with self._in_flight.hold(namespace_in(path)):
@@ -134,11 +132,11 @@ class ApiConnection:
     async def stream(
         self, path: str, query: Mapping[str, str], silent_seconds: float = SILENT_SECONDS
     ) -> AsyncGenerator[bytes]:
-        """Yield the pieces of a response that stays open, until either side ends it.
+        """Yield the pieces of a response that stays open, until one side closes it.
 
-        The first piece is empty: the server has accepted the request. The stream takes no place
-        of `in_flight`, and may last for hours. It also ends when the connection breaks, and when
-        no byte arrives for `silent_seconds`. Close it with `aclosing`.
+        The first piece is empty and shows that the server has accepted the request. The stream may
+        last for hours and does not count as one of the `in_flight` requests. It also ends when the
+        connection breaks, and when no byte arrives for `silent_seconds`. Close it with `aclosing`.
 
         Raises:
             ClusterError: The server refused the request, or did not answer.
@@ -171,7 +169,7 @@ class ApiConnection:
         *,
         decode: Decode,
     ) -> Manifest:
-        """Send one request, and report its outcome."""
+        """Send one request, and report its outcome to `on_request`."""
         started = time.monotonic()
 
         def report(status: int) -> None:
@@ -191,7 +189,7 @@ class ApiConnection:
         return document
 
     def _reload_token(self) -> None:
-        """Reload the pod's token, because the client itself reads it only once a minute."""
+        """Reload the pod's token, because the client reads the file only once a minute."""
         with contextlib.suppress(config.ConfigException):  # There is no token outside a pod.
             config.load_incluster_config(client_configuration=self._api.configuration)
 
@@ -214,7 +212,7 @@ class ApiConnection:
         query: Mapping[str, str] | None,
         limits: aiohttp.ClientTimeout,
     ) -> Any:
-        """Send a request. Return the client's response before its body is read."""
+        """Send a request. Return the response of the client before its body is read."""
         url = self._api.configuration.host + path + (f"?{urlencode(query)}" if query else "")
         headers = {"Accept": "application/json", "User-Agent": COMPONENT}
         headers["Content-Type"] = _MERGE_PATCH if method == "PATCH" else "application/json"
@@ -228,7 +226,7 @@ class ApiConnection:
 
 
 async def _check(response: Any) -> None:
-    """Raise ClusterError for a response with an HTTP status from 400."""
+    """Raise ClusterError for a response with an HTTP status of 400 or above."""
     if response.status >= HTTPStatus.BAD_REQUEST:
         text = await response.read()
         raise refusal(response.status, text, response.headers.get("Retry-After"))
@@ -239,9 +237,9 @@ def _no_answer(error: Exception) -> ClusterError:
 
 
 def use_proxy_of_environment(configuration: client.Configuration) -> None:
-    """Set the proxy from the environment, unless one is set.
+    """Set the client's proxy from the environment, unless a proxy is already set.
 
-    By default the client looks for a proxy and for a netrc file at every request.
+    Otherwise the client would look for a proxy and a netrc file at every request.
     """
     server = urlsplit(configuration.host)
     if configuration.proxy is None and not proxy_bypass(server.hostname or ""):

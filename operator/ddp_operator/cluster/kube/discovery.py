@@ -4,7 +4,7 @@ from ddp_operator.cluster.kube.connection import ApiConnection
 
 
 async def served_versions(connection: ApiConnection, group: str) -> tuple[str, ...]:
-    """Return the versions of an API group as GROUP/VERSION, or nothing for an unknown group.
+    """Return the versions of an API group as GROUP/VERSION; empty for an unknown group.
 
     Each authenticated user may read this document.
 

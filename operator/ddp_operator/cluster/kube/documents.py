@@ -1,4 +1,4 @@
-"""Documents that the operator sends to the API server."""
+"""Build the documents that the operator sends to the API server."""
 
 import json
 import re
@@ -13,15 +13,15 @@ from ddp_operator.limits import TERMINATING_SECONDS
 from ddp_operator.reconcile.plan import Event
 
 _MATURITY = re.compile(r"^(alpha|beta)\d+")
-"""Rest of an API version such as v1alpha1 after its number."""
+"""Pattern of the part that follows the number in an API version, as in v1alpha1."""
 _EVENT_CHARACTERS = 1024
-"""Longest message of an Event that the API server accepts."""
+"""Maximum length of an Event's message that the API server accepts, in characters."""
 COMPONENT = "ddp-operator"
 """Name of the operator in Events and in the API server's audit log."""
 
 
 def status_document(job: Manifest, status: Manifest) -> Manifest:
-    """Return the body of a status write, which fails if the job has another version by then."""
+    """Return the body of a status write. The write fails if the job has changed in the meantime."""
     metadata = job["metadata"]
     return {
         "apiVersion": API_VERSION,
@@ -56,7 +56,7 @@ def event_document(job: Manifest, event: Event, now: datetime) -> Manifest:
 
 
 def newest_warning(events: Iterable[Manifest]) -> str | None:
-    """Return reason and message of the newest Event in one line, or None if it is no warning.
+    """Return reason and message of the newest Event, or None if it is not a warning.
 
     A normal Event after a warning means that the problem is over.
     """
@@ -77,7 +77,7 @@ def _time_of(event: Manifest) -> str:
 def resource_of(path: str) -> str:
     """Return the plural of the resource in a path of the API server, with its subresource.
 
-    Names of objects are left out, so that few different values exist.
+    The result contains no names of objects, so that few different values exist.
     """
     _, _, rest = path.partition("/v1")
     parts = _MATURITY.sub("", rest).strip("/").split("/")
@@ -87,13 +87,13 @@ def resource_of(path: str) -> str:
 
 
 def namespace_in(path: str) -> str:
-    """Return the namespace in a path of the API server, or "" if it has none."""
+    """Return the namespace in a path of the API server, or "" for a path without namespace."""
     _, found, rest = path.partition("/namespaces/")
     return rest.partition("/")[0] if found else ""
 
 
 def refusal(status: int, text: bytes, retry_after: str | None) -> ClusterError:
-    """Return the error of a response with an HTTP status from 400."""
+    """Return an error for a response with an HTTP status of 400 or above."""
     try:
         document = json.loads(text)
         message = document["message"]
@@ -114,7 +114,7 @@ def _namespace_is_terminating(document: Manifest) -> bool:
 
 
 def lost_fields(existing: Manifest, manifest: Manifest) -> Manifest:
-    """Return a merge patch that restores the labels and the owned fields of a child."""
+    """Return a merge patch that restores the labels and owned fields of a changed child."""
     lost: Manifest = {}
     labels = existing["metadata"].get("labels") or {}
     missing = {k: v for k, v in manifest["metadata"]["labels"].items() if labels.get(k) != v}
@@ -125,7 +125,7 @@ def lost_fields(existing: Manifest, manifest: Manifest) -> Manifest:
 
 
 def _merge_patch(found: Manifest, wanted: Manifest) -> Manifest:
-    """Return the merge patch (RFC 7386) that turns one object into the other."""
+    """Return the merge patch (RFC 7386) that turns the first object into the second."""
     patch: Manifest = dict.fromkeys(found.keys() - wanted.keys())
     for key, value in wanted.items():
         now = found.get(key)

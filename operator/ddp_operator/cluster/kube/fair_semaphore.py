@@ -1,4 +1,4 @@
-"""Semaphore whose waiters of different groups take turns."""
+"""Semaphore that serves groups of waiters in turn."""
 
 import asyncio
 from collections import deque
@@ -7,20 +7,21 @@ from contextlib import asynccontextmanager
 
 
 class FairSemaphore:
-    """Bounds the number of holders. A free place goes to each waiting group in turn.
+    """Semaphore that gives each free slot to the next waiting group in turn.
 
-    A group with a thousand waiters thus delays another group by one holder, not by a thousand.
+    So a group with a thousand waiters delays a waiter of another group by one slot, not by a
+    thousand.
     """
 
     def __init__(self, places: int) -> None:
-        """Create a semaphore with a number of places, at least 1."""
+        """Create a semaphore with the given number of slots, at least 1."""
         self._free = places
         self._waiting: dict[Hashable, deque[asyncio.Future[None]]] = {}
         """Waiters by group. The group at the front is served next."""
 
     @asynccontextmanager
     async def hold(self, group: Hashable) -> AsyncIterator[None]:
-        """Hold a place for the time of the context, as a member of a group."""
+        """Hold a slot as a member of a group until the context ends."""
         await self._acquire(group)
         try:
             yield

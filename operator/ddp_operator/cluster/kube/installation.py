@@ -1,4 +1,4 @@
-"""Check an installation with the rights of its own test, and without changing anything."""
+"""Check an installation of the operator without changing anything in the cluster."""
 
 from http import HTTPStatus
 
@@ -13,19 +13,19 @@ JOB: Manifest = {
     "metadata": {"name": "installation-test"},
     "spec": {"nodes": 1, "procsPerNode": 1, "command": ["true"], "suspend": True},
 }
-"""A job that the API server checks and does not store."""
+"""Sample job that the API server validates with a dry run and does not store."""
 _DRY_RUN = {"dryRun": "All", "fieldValidation": "Strict"}
 
 
 class InstallationError(Exception):
-    """Defect of an installation, as one sentence."""
+    """Error that describes a defect of an installation in one sentence."""
 
 
 class InstallationClient(ApiConnection):
     """Client that checks whether jobs can be created and whether the operator is ready."""
 
     async def check_jobs(self, namespace: str) -> None:
-        """Let the API server check a job without storing it.
+        """Send a job to the API server as a dry run.
 
         Raises:
             InstallationError: The API server refuses the job, for example because the CRD is not
@@ -45,7 +45,7 @@ class InstallationClient(ApiConnection):
         """Check that all replicas of the operator have the newest version and are ready.
 
         Raises:
-            InstallationError: Some replica is not.
+            InstallationError: A replica has an older version or is not ready.
         """
         place = f"the Deployment {deployment[1]} in the namespace {deployment[0]}"
         try:
@@ -63,7 +63,7 @@ class InstallationClient(ApiConnection):
 
 
 def _ready_replicas(deployment: Manifest) -> int:
-    """Return how many replicas of the newest version are ready, at least."""
+    """Return how many replicas are certainly both of the newest version and ready."""
     status = deployment.get("status") or {}
     if status.get("observedGeneration", 0) < deployment["metadata"]["generation"]:
         return 0

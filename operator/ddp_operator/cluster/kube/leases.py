@@ -1,4 +1,4 @@
-"""Leases of an API server, for a leader election."""
+"""Read and write the Leases of an API server, for a leader election."""
 
 from ddp_operator.cluster.base import Manifest
 from ddp_operator.cluster.kube.connection import ApiConnection
@@ -9,20 +9,20 @@ class KubeLeases:
     """Access to the Leases of one API server."""
 
     def __init__(self, connection: ApiConnection) -> None:
-        """Create an access that sends its requests over a connection."""
+        """Create an access that uses the given connection."""
         self._connection = connection
 
     async def get_lease(self, namespace: str, name: str) -> Manifest | None:
-        """See `Leases`."""
+        """Implement `Leases.get_lease`."""
         return await self._connection.get(object_path("Lease", namespace, name))
 
     async def create_lease(self, lease: Manifest) -> Manifest:
-        """See `Leases`."""
+        """Implement `Leases.create_lease`."""
         path = object_path("Lease", lease["metadata"]["namespace"])
         return await self._connection.call("POST", path, body=lease)
 
     async def update_lease(self, lease: Manifest) -> Manifest:
-        """See `Leases`."""
+        """Implement `Leases.update_lease`."""
         metadata = lease["metadata"]
         if not metadata.get("resourceVersion"):
             raise ValueError(

@@ -1,7 +1,7 @@
-"""Decode the JSON of lists: one object at a time, and outside the event loop.
+"""Decode the JSON of lists one object at a time, outside the event loop.
 
-Decoded at once, 500 pods take 35 MB in small blocks. What the operator keeps of them would lie
-between these blocks, and Python cannot return the memory around it to the system.
+If 500 pods are decoded at once, they take 35 MB in small blocks of memory. The few objects that the
+operator keeps would lie between these blocks, so Python could not return the memory to the system.
 """
 
 import asyncio
@@ -15,10 +15,10 @@ from ddp_operator.cluster.base import Manifest
 from ddp_operator.cluster.kube.used_fields import keep_used_fields
 
 Decode = Callable[[bytes], Manifest]
-"""Decoder of a response. It raises ValueError for a text that it cannot decode."""
+"""Function that decodes a response. It raises ValueError for a text that it cannot decode."""
 
 LARGE = 1 << 16
-"""Size in bytes from which an answer is decoded in the thread. It takes about 1 ms to decode."""
+"""Minimum size in bytes of an answer that the thread decodes, which takes about 1 ms."""
 _DECODER = json.JSONDecoder()
 _SPACE = re.compile(r"[ \t\n\r]*")
 
@@ -26,16 +26,16 @@ _SPACE = re.compile(r"[ \t\n\r]*")
 class DecoderThread:
     """Thread that decodes large answers, while the event loop goes on.
 
-    glibc gives each thread memory of its own. So the objects of a list do not lie between those of
-    the event loop, such as the connections that are opened after a first list. When all jobs are
-    gone, nothing keeps their memory from the system.
+    glibc gives each thread its own memory arena. So the objects of a list do not lie between
+    objects of the event loop, for example connections. When all jobs are gone, the memory can be
+    returned to the system.
     """
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="decoder")
 
     async def decode(self, text: bytes, decode: Decode) -> Manifest:
-        """Decode an answer: a large one in the thread, a small one here.
+        """Decode an answer: a large answer in the thread, a small one in the caller.
 
         Raises:
             ValueError: `decode` cannot decode it.
@@ -50,13 +50,13 @@ class DecoderThread:
 
 
 def list_decoder(kind: str) -> Decode:
-    """Return the decoder of a list of objects of a kind, which keeps their used fields."""
+    """Return a function that decodes a list of objects of a kind and keeps their used fields."""
     keep = functools.partial(keep_used_fields, kind)
     return lambda text: decode_list(text.decode(), keep)
 
 
 def decode_nothing(text: bytes) -> Manifest:
-    """Return an empty dictionary for a JSON object of which nothing is read.
+    """Return an empty dictionary for any JSON object, because the caller reads no field.
 
     Raises:
         ValueError: The text is not a JSON object.
@@ -67,7 +67,7 @@ def decode_nothing(text: bytes) -> Manifest:
 
 
 def decode_list(text: str, keep: Callable[[Manifest], Manifest]) -> Manifest:
-    """Return a list from its JSON, with what `keep` returns for each of its items.
+    """Decode the JSON of a list, and apply `keep` to each of its items.
 
     Raises:
         ValueError: The text is not a JSON object.
@@ -90,7 +90,7 @@ def decode_list(text: str, keep: Callable[[Manifest], Manifest]) -> Manifest:
 def _decode_items(
     text: str, at: int, keep: Callable[[Manifest], Manifest]
 ) -> tuple[list[Manifest], int]:
-    """Return what to keep of the items of the array at a position, and the position after it."""
+    """Return the kept parts of the items in the array at a position, and the end of the array."""
     items: list[Manifest] = []
     at = _skip(text, at, "[")
     if text.startswith("]", at):
@@ -105,7 +105,7 @@ def _decode_items(
 
 
 def _skip(text: str, at: int, mark: str = "") -> int:
-    """Return the position after white space, and after a mark with white space around it."""
+    """Return the position after an expected character and the white space around it."""
     at = _end_of_space(text, at)
     if not text.startswith(mark, at):
         raise json.JSONDecodeError(f"expecting {mark!r}", text, at)

@@ -1,4 +1,4 @@
-"""Lists of objects: in pages, because the JSON of thousands would need much memory at once."""
+"""List objects in pages, because the JSON of thousands of objects would need much memory."""
 
 import asyncio
 from collections.abc import Iterable, Mapping
@@ -13,13 +13,13 @@ from ddp_operator.limits import PAGE
 from ddp_wire import contract
 
 MANAGED = {"labelSelector": f"{contract.LABEL_MANAGED_BY}={contract.MANAGED_BY}"}
-"""Query that selects the operator's own children."""
+"""Query that selects all objects that the operator created."""
 
 
 async def list_pages(
     connection: ApiConnection, kind: str, namespace: str | None, query: Mapping[str, str]
 ) -> Listing:
-    """Return all objects of a kind that a query selects, of one namespace or of all.
+    """Return all objects of a kind that match a query, from one namespace or from all.
 
     Raises:
         ClusterError: A request failed, or the list became too old between two pages.
@@ -38,9 +38,9 @@ async def list_pages(
 async def list_at_once(
     connection: ApiConnection, kind: str, namespace: str | None, query: Mapping[str, str]
 ) -> Listing:
-    """Return few objects in one answer, which can come from the API server's cache.
+    """Return objects in one answer without pages, for small lists.
 
-    A page always comes from etcd.
+    The API server can serve this answer from its cache. It reads each page from etcd.
     """
     path = object_path(kind, namespace)
     found = await connection.call("GET", path, query=query, decode=list_decoder(kind))
@@ -50,7 +50,7 @@ async def list_at_once(
 async def take_snapshot(
     connection: ApiConnection, namespace: str | None, kinds: Iterable[str]
 ) -> ClusterSnapshot:
-    """Return all jobs and their children of these kinds, of one namespace or of all."""
+    """Return all jobs and their children of these kinds, from one namespace or from all."""
     kinds = list(kinds)
     outcomes = await asyncio.gather(
         _list_jobs(connection, namespace),

@@ -1,4 +1,4 @@
-"""Paths of objects in the API server."""
+"""Build the URL paths of objects in the API server."""
 
 from urllib.parse import quote
 
@@ -18,7 +18,7 @@ _OTHERS = {
 
 
 def object_path(kind: str, namespace: str | None, name: str | None = None) -> str:
-    """Return the path of an object, or of all objects of a namespace, or of all namespaces."""
+    """Return the path of an object, of all objects of a namespace, or of all namespaces."""
     child = KINDS.get(kind)
     root, plural = (child.root, child.plural) if child else _OTHERS[kind]
     middle = f"/namespaces/{quote(namespace)}" if namespace else ""

@@ -1,4 +1,4 @@
-"""Read one job and the log of its node 0, with the rights of a user's kubeconfig."""
+"""Read one job and the log of its node 0, with the permissions of the user's kubeconfig."""
 
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -17,19 +17,19 @@ from ddp_operator.cluster.kube.used_fields import keep_used_fields
 from ddp_wire.contract import WORKER_CONTAINER
 
 LOG_LINES = 500_000
-"""Largest number of lines that are read from the end of a log."""
+"""Maximum number of lines that are read from the end of a log."""
 _LOG_SECONDS = 120
 
 
 @dataclass(frozen=True)
 class JobAndLog:
-    """A job, and the log of its node 0 if its pod still exists."""
+    """A job with the log of its node 0, if that pod still exists."""
 
     job: Manifest
     pod: str
     log: bytes | None
     problem: str
-    """Reason why there is no log, as a phrase."""
+    """Reason why the log is missing, as a phrase."""
 
 
 async def read_job(name: str, namespace: str | None, context: str | None) -> JobAndLog:
@@ -60,7 +60,7 @@ async def read_job(name: str, namespace: str | None, context: str | None) -> Job
 
 
 async def _configure(configuration: client.Configuration, context: str | None) -> str:
-    """Load the kubeconfig, or else the pod's service account. Return the default namespace."""
+    """Load the kubeconfig or the pod's service account. Return the default namespace."""
     try:
         await config.load_kube_config(context=context, client_configuration=configuration)
         contexts, current = kube_config.list_kube_config_contexts()

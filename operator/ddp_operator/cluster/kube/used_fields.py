@@ -1,8 +1,8 @@
 """Keep only the fields of an object that this operator reads.
 
-A pod of an API server has some 10 kB of JSON, most of it managed fields, volumes and containers
-that nothing here reads. The operator keeps all its pods in memory. Most strings of an object also
-occur in others, and are then one object in memory.
+The JSON of a pod has some 10 kB. Most of it is managed fields, volumes and containers, which the
+operator never reads. The operator keeps all its pods in memory. Equal strings of several objects
+become one string in memory.
 """
 
 from collections.abc import Iterable, Mapping
@@ -34,12 +34,12 @@ _CONDITIONS = {"Ready", "PodScheduled", "DisruptionTarget", "TerminationTarget"}
 _CONDITION = ("type", "status", "reason", "message", "lastTransitionTime")
 _SECRETS = {contract.Env.AGENT_SECRET, contract.Env.JOB_SECRET}
 _LONG = 64
-"""Characters from which a string is not worth sharing."""
+"""Minimum length in characters at which a string is not shared."""
 _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 
 
 def keep_used_fields(kind: str, manifest: Manifest) -> Manifest:
-    """Return the fields in use of a DDPJob, of one of its children or of a Kubernetes node.
+    """Return only the used fields of a DDPJob, of one of its children or of a node.
 
     A job keeps its whole spec and status, because a status write sends both.
     """
@@ -62,10 +62,10 @@ def _used(kind: str, manifest: Manifest) -> Manifest:
 
 
 def _sharing_strings(value: Any) -> Any:
-    """Return a copy of a JSON value, of which equal short strings are one object.
+    """Return a copy of a JSON value in which equal short strings share their memory.
 
-    The JSON decoder creates a new string for each one that it reads, keys included. With the copy
-    1,000 jobs of four pods need 23 MB instead of 40.
+    The JSON decoder creates a new string for each key and value. With shared strings 1,000 jobs of
+    four pods need 23 MB instead of 40 MB.
     """
     kind = type(value)
     if kind is str:
@@ -80,17 +80,17 @@ def _sharing_strings(value: Any) -> Any:
 def forget_shared_strings() -> None:
     """Free the strings that only `_shared` still holds.
 
-    They lie between the objects of jobs that are gone, and the memory around them cannot be
-    returned to the system.
+    They lie between freed objects, so that the memory around them cannot be returned to the system.
     """
     _shared.cache_clear()
 
 
 @lru_cache(maxsize=8192)
 def _shared(text: str) -> str:
-    """Return the first of equal strings. Tenants choose some of them, so their number is bounded.
+    """Return the stored string that equals the given one. Store at most a fixed number.
 
-    `sys.intern` would never free them in some versions of Python.
+    Users choose some of the strings, so their number needs a limit. Some versions of Python never
+    free a string of `sys.intern`.
     """
     return text
 
@@ -114,7 +114,7 @@ def _child_metadata(metadata: Mapping[str, Any]) -> Manifest:
 
 
 def _node(manifest: Mapping[str, Any]) -> Manifest:
-    """Return what is used of a Kubernetes node. Most of it is its status, with all its images."""
+    """Return the used fields of a Kubernetes node, without the long list of its images."""
     spec = manifest.get("spec") or {}
     taints = [_only(_TAINT, taint) for taint in spec.get("taints") or []]
     return {
@@ -159,7 +159,7 @@ def _pod_status(status: Mapping[str, Any]) -> Manifest:
 
 
 def _container_status(given: Mapping[str, Any]) -> Manifest:
-    """Return the used fields of a container status. Only the worker keeps times and image ID."""
+    """Return the used fields of a container status. Only the worker's has times and image id."""
     if given.get("name") == contract.WORKER_CONTAINER:
         return _only(("name", "ready", "state", "imageID"), given)
     state = given.get("state") or {}
@@ -172,5 +172,5 @@ def _only(keys: Iterable[str], given: Mapping[str, Any]) -> Manifest:
 
 
 def _ours(given: Mapping[str, Any] | None) -> Manifest:
-    """Return the labels or annotations of this product."""
+    """Return only the labels or annotations that belong to this product."""
     return {k: v for k, v in (given or {}).items() if k.startswith(contract.GROUP)}

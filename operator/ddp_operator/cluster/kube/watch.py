@@ -1,11 +1,12 @@
-"""Watches of children and Kubernetes nodes: one per kind and namespace, straight into a sink.
+"""Watch children and Kubernetes nodes, with one watch per kind and namespace.
 
-A watch first lists its objects in pages, which also shows which known ones are gone. Then it reads
-one stream of events from the version of the list on. Each line is decoded by orjson, reduced to the
-fields in use and handed over, without tasks or queues in between.
+A watch first lists its objects in pages, which also shows which known objects are gone. Then it
+reads one stream of events from the version of the list on. Each line is decoded by orjson, reduced
+to the used fields and passed to the sink, without tasks or queues in between.
 
-- A stream that ends, breaks or is silent continues from the last version, without a list. The
-  server ends each one after some minutes. Bookmarks keep the version new while nothing changes.
+- After a stream ends, breaks or is silent, a new one continues from the last version, without a
+  list. The server ends each stream after some minutes. Bookmarks update the version while nothing
+  changes.
 - When the server no longer has that version (410), or sends an error or a line that is no event,
   the watch lists again.
 - After other errors it tries again for ever, after 1, 2, 3, 5, 5 … seconds.
@@ -37,34 +38,34 @@ from ddp_operator.limits import SILENT_SECONDS
 _log = logging.getLogger(__name__)
 
 _SLICE_SECONDS = 0.004
-"""Time for lines of one watch, after which the event loop does other work."""
+"""Maximum seconds for which one watch processes lines before other tasks run."""
 _STREAM_SECONDS = (300, 600)
-"""Shortest and longest time until the server ends a stream, in seconds. Each stream gets a random
-time between them, so that they do not all end at once."""
+"""Minimum and maximum seconds until the server ends a stream. Each stream gets a random time in
+this range, so that the streams do not all end at once."""
 _SHORT_SECONDS = 5.0
-"""Shortest stream without a line that counts as a success."""
+"""Minimum seconds for which a stream without a line must last to count as a success."""
 
 
 class Sink(Protocol):
-    """Consumer of the objects of a watch."""
+    """Consumer of the objects that a watch delivers."""
 
     def put(self, kind: str, child: Manifest) -> None:
-        """Take a new or changed object."""
+        """Store a new or changed object."""
 
     def drop(self, kind: str, child: Manifest) -> None:
-        """Take a deleted object."""
+        """Remove a deleted object."""
 
     def relist(
         self, kind: str, namespace: str | None
     ) -> AbstractContextManager[Callable[[Listing], None]]:
-        """Begin a list of all objects. The result takes the list inside the context."""
+        """Begin a list of all objects. The caller adds the listed objects within the context."""
 
     def report(self, kind: str, namespace: str | None, error: ClusterError | None) -> None:
-        """Take the error of the last list or stream, or None after a success."""
+        """Receive the error of the last list or stream, or None after a success."""
 
 
 class ListWatch:
-    """Watch of the objects of one kind, of one namespace or of all."""
+    """Watch of the objects of one kind, in one namespace or in all."""
 
     def __init__(
         self,
@@ -76,7 +77,7 @@ class ListWatch:
         *,
         query: Mapping[str, str] = MANAGED,
     ) -> None:
-        """Create a watch that hands the objects that `query` selects to `sink`."""
+        """Create a watch that passes the objects that match `query` to `sink`."""
         self._connection, self._kind, self._namespace = connection, kind, namespace
         self._sink, self._silent_seconds, self._query = sink, silent_seconds, query
         self._version: str | None = None
@@ -84,13 +85,13 @@ class ListWatch:
         self._backoffs = Backoffs()
 
     async def run(self) -> NoReturn:
-        """List and watch forever."""
+        """List and watch the objects forever."""
         while True:
             pause = await self._try_once()
             await asyncio.sleep(pause)
 
     async def _try_once(self) -> float:
-        """List if necessary, and read one stream. Return the pause in seconds until the next."""
+        """List if necessary, and read one stream. Return the seconds until the next call."""
         try:
             if self._version is None:
                 self._version = await self._list()
@@ -114,7 +115,7 @@ class ListWatch:
         return str(listing.version)
 
     async def _follow(self, version: str) -> None:
-        """Read one stream from a version on, until it ends."""
+        """Read one stream, beginning at a version, until it ends."""
         opened = began = time.monotonic()
         lines = Lines()
         async with aclosing(self._stream(version)) as pieces:
@@ -156,7 +157,7 @@ class ListWatch:
 async def watch_children(
     connection: ApiConnection, kinds: Iterable[str], namespaces: Sequence[str], sink: Sink
 ) -> None:
-    """Watch the children of these kinds forever, in these namespaces or, if none, in all."""
+    """Watch the children of these kinds forever, in the given namespaces or in all."""
     async with asyncio.TaskGroup() as tasks:
         for kind in kinds:
             for namespace in namespaces or (None,):

@@ -1,4 +1,4 @@
-"""Lines of a watch's stream, and what follows from an error. No input or output."""
+"""Decode the lines of a watch's stream, and decide how to continue after an error."""
 
 from collections.abc import Iterable
 from http import HTTPStatus
@@ -14,25 +14,25 @@ _KEEP_VERSION = {0, HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.TO
 
 
 class StaleError(ClusterError):
-    """A stream cannot go on from its last version."""
+    """Error after which a stream cannot continue from its last version."""
 
 
 class WatchEvent(NamedTuple):
-    """One line of a stream."""
+    """One line of a watch's stream."""
 
     type: str
     """ADDED, MODIFIED, DELETED or BOOKMARK."""
     object: Manifest
-    """Fields in use of the object, nothing for a bookmark."""
+    """Used fields of the object; empty for a bookmark."""
     version: str
-    """Version from which a stream can continue after this line."""
+    """Resource version from which a new stream can continue after this line."""
 
 
 def decode_event(kind: str, line: bytes) -> WatchEvent:
-    """Decode one line of the stream of a kind.
+    """Decode one line of the stream that watches a kind.
 
     Raises:
-        StaleError: The line is an error of the server, or no event.
+        StaleError: The line is an error from the server or not an event.
     """
     try:
         event = orjson.loads(line)
@@ -47,14 +47,14 @@ def decode_event(kind: str, line: bytes) -> WatchEvent:
 
 
 class Lines:
-    """Lines of any length, from pieces that begin and end anywhere."""
+    """Splitter that joins pieces of a stream and returns whole lines."""
 
     def __init__(self) -> None:
         self._begun: list[bytes] = []
         """Pieces of the line that has no end yet."""
 
     def feed(self, piece: bytes) -> Iterable[bytes]:
-        """Return the lines that end in this piece, without empty ones."""
+        """Add a piece. Return the lines that it completes, without empty ones."""
         first, *rest = piece.split(b"\n")
         self._begun.append(first)
         if not rest:
@@ -65,23 +65,23 @@ class Lines:
 
 
 class Backoffs:
-    """Pauses between attempts: 1, 2, 3, 5, 5 … seconds since the last success."""
+    """Pauses after failures in a row: 1, 2, 3, 5, 5 … seconds."""
 
     def __init__(self) -> None:
         self.failures = 0
 
     def reset(self) -> None:
-        """Record a success."""
+        """Record a success, so that the pauses start again at 1 s."""
         self.failures = 0
 
     def after(self, error: ClusterError) -> float:
-        """Record a failure. Return the pause, at least as long as the server asks for."""
+        """Record a failure. Return the seconds to wait, at least as many as the server asks for."""
         pause = WATCH_PAUSES[min(self.failures, len(WATCH_PAUSES) - 1)]
         self.failures += 1
         return max(pause, error.retry_after or 0.0)
 
     def after_end(self) -> float:
-        """Record the end of a stream, or a 410. Only the first one in a row causes no pause."""
+        """Record the end of a stream, or a 410. Return the pause: 0 for the first in a row."""
         pause = (
             0.0 if self.failures == 0 else WATCH_PAUSES[min(self.failures, len(WATCH_PAUSES)) - 1]
         )
@@ -90,7 +90,7 @@ class Backoffs:
 
 
 def must_list(error: ClusterError) -> bool:
-    """Return whether a list must follow an error. Otherwise the same stream is tried again."""
+    """Return whether a new list is needed after an error. Otherwise the stream is opened again."""
     if isinstance(error, StaleError):
         return True
     return error.status not in _KEEP_VERSION and error.status < HTTPStatus.INTERNAL_SERVER_ERROR

@@ -1,1 +1,1 @@
-"""Cluster without Kubernetes: the pods are processes on this machine."""
+"""Cluster access without Kubernetes: the pods are processes on this machine."""

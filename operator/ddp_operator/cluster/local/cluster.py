@@ -1,4 +1,4 @@
-"""Cluster without Kubernetes, whose pods are processes on loopback addresses of this machine."""
+"""Cluster access without Kubernetes: the pods are processes on loopback addresses."""
 
 import asyncio
 import itertools
@@ -41,14 +41,14 @@ from ddp_wire.messages import AttemptOrder
 from ddp_wire.processes import adopt_orphans
 
 MAX_NODES = 100
-"""Maximum number of nodes. Their addresses end in 100 to 199."""
+"""Maximum number of nodes. The last number of their addresses is 100 to 199."""
 CLAIM_FIELD = "spec.checkpoint.claimName"
 PATH_FIELD = "spec.checkpoint.path"
 _DELETE_GRACE_SECONDS = 60.0
 
 
 class LocalCluster:
-    """Jobs in memory with pods on this machine. Create it while the event loop runs."""
+    """Jobs in memory whose pods run on this machine. Create the object inside the event loop."""
 
     def __init__(
         self,
@@ -60,13 +60,13 @@ class LocalCluster:
         *,
         gpus: Sequence[str] = (),
     ) -> None:
-        """Create a cluster without jobs. The callbacks take the place of watches.
+        """Create a cluster without jobs. It reports changes to the given callbacks.
 
         Args:
             home: Folder of volumes and logs.
-            on_job: Called with each new state of a job.
-            on_child: Called with the kind, the object, and whether it is gone.
-            on_event: Called with each Event.
+            on_job: Function that is called with each new state of a job.
+            on_child: Function that is called with the kind, the object, and whether it is gone.
+            on_event: Function that is called with each Event.
             config_maps: ConfigMaps that pods may mount.
             gpus: GPUs of this machine, by name.
 
@@ -118,11 +118,11 @@ class LocalCluster:
         self._store({**job, "metadata": {**metadata, **own}, "status": status})
 
     def log_file(self, pod: str) -> Path:
-        """Return the file with the output of all pods of this name, which need not exist yet."""
+        """Return the path of the log of all pods of this name. The file need not exist yet."""
         return self._home / "logs" / f"{pod}.log"
 
     async def get_job(self, key: Key) -> Manifest | None:
-        """See `Cluster`."""
+        """Implement `Cluster.get_job`."""
         return self._jobs.get(key)
 
     async def list_pods(
@@ -131,7 +131,7 @@ class LocalCluster:
         labels: Mapping[str, str],
         expected: int,  # noqa: ARG002
     ) -> Listing:
-        """See `Cluster`."""
+        """Implement `Cluster.list_pods`."""
         found = [
             pod.manifest
             for (where, _), pod in self._pods.items()
@@ -142,7 +142,7 @@ class LocalCluster:
     async def create(
         self, manifest: Manifest, on_restored: Callable[[str], None] = lambda _: None
     ) -> Manifest:
-        """See `Cluster`. No other writer changes the children of a local job."""
+        """Implement `Cluster.create`. No other writer changes the children of a local job."""
         del on_restored
         metadata = manifest["metadata"]
         key = (metadata["namespace"], metadata["name"])
@@ -165,7 +165,7 @@ class LocalCluster:
     async def delete_pod(
         self, namespace: str, name: str, uid: str, grace_seconds: int | None
     ) -> None:
-        """See `Cluster`."""
+        """Implement `Cluster.delete_pod`."""
         pod = self._pods.get((namespace, name))
         if pod is None or pod.uid != uid:
             return
@@ -183,12 +183,12 @@ class LocalCluster:
             self._spawn(pod.delete(grace))
 
     async def delete_child(self, kind: str, namespace: str, name: str, uid: str) -> None:
-        """See `Cluster`. A local job has no child that its operator deletes."""
+        """Implement `Cluster.delete_child`. A local job has no child that its operator deletes."""
 
     async def annotate_pod(
         self, namespace: str, name: str, uid: str, annotations: Mapping[str, str]
     ) -> Manifest | None:
-        """See `Cluster`."""
+        """Implement `Cluster.annotate_pod`."""
         pod = self._pods.get((namespace, name))
         if pod is None or pod.uid != uid:
             return None
@@ -201,16 +201,16 @@ class LocalCluster:
         return pod.manifest
 
     async def end_pod(self, namespace: str, name: str, uid: str) -> None:
-        """See `Cluster`. A local pod has no other container that could outlive its worker."""
+        """Implement `Cluster.end_pod`. Do nothing, because a local pod has one container."""
 
     async def delete_job(self, key: Key, uid: str) -> None:
-        """See `Cluster`."""
+        """Implement `Cluster.delete_job`."""
         job = self._jobs.get(key)
         if job is not None and job["metadata"]["uid"] == uid:
             del self._jobs[key]
 
     async def write_status(self, job: Manifest, status: Manifest) -> Manifest:
-        """See `Cluster`."""
+        """Implement `Cluster.write_status`."""
         key = (job["metadata"]["namespace"], job["metadata"]["name"])
         known = self._jobs.get(key)
         version = job["metadata"]["resourceVersion"]
@@ -219,21 +219,21 @@ class LocalCluster:
         return self._store({**known, "metadata": dict(known["metadata"]), "status": status})
 
     async def emit(self, job: Manifest, event: Event) -> None:  # noqa: ARG002 (there is only one job)
-        """See `Cluster`."""
+        """Implement `Cluster.emit`."""
         self._on_event(event)
 
     async def newest_warning(self, namespace: str, uid: str) -> str | None:  # noqa: ARG002
-        """See `Cluster`. Local pods have no Events."""
+        """Implement `Cluster.newest_warning`. Local pods have no Events."""
         return None
 
     async def watch_agent_status(self, pod: PodView, revision: int, seconds: float) -> AgentAnswer:
-        """See `Cluster`."""
+        """Implement `Cluster.watch_agent_status`."""
         if not pod.ip:
             return AgentAnswer()
         return await self._agents.watch_status(pod.ip, pod.secret, revision, seconds)
 
     def send_order(self, address: str, secret: str, order: AttemptOrder) -> None:
-        """See `Cluster`."""
+        """Implement `Cluster.send_order`."""
         self._agents.send_order(address, secret, order)
 
     def _store(self, job: Manifest) -> Manifest:
@@ -259,7 +259,7 @@ class LocalCluster:
             self._on_child("Pod", pod.manifest, True)
 
     async def _has_node(self, pod: LocalPod) -> bool:
-        """Wait until the node of a new pod is not lost. Return False if the pod is deleted."""
+        """Wait while the node of a new pod is lost. Return False if the pod is deleted."""
         while pod.node in self._lost_nodes.read():
             if "deletionTimestamp" in pod.manifest["metadata"]:
                 return False
@@ -308,7 +308,7 @@ class LocalCluster:
         return LocalPod(manifest, home, log_file, variables, self._publish)
 
     def _with_addresses(self, environment: dict[str, str]) -> dict[str, str]:
-        """Replace DNS names of pods by addresses, because local pods have no DNS."""
+        """Replace the DNS names of pods by addresses, because local pods have no DNS."""
         resolved = dict(environment)
         resolved[Env.RENDEZVOUS_HOST] = self._network.address(0)
         resolved[Env.ADDRESS_PATTERN] = self._network.address_pattern
@@ -330,7 +330,7 @@ def check_runs_locally(manifest: Manifest, config_maps: ConfigMaps) -> None:
     """Check that a worker pod can run on this machine with the given ConfigMaps.
 
     Raises:
-        ClusterError: The pod needs something that only a cluster has, or a part of it has the wrong
+        ClusterError: The pod needs a feature that only a cluster has, or a field has the wrong
             type.
     """
     check_shape(manifest)

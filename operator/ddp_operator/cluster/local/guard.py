@@ -1,7 +1,7 @@
-"""Run a command that gets SIGTERM when its starter ends, as if its pod were deleted.
+"""Run a command, and send it SIGTERM when the process that started it ends.
 
-Without it the pods of a killed `ddpjob run` would train on for ever, and hold their ports. It is a
-separate program, because a function that runs between fork and exec is unsafe where there are
+Otherwise the pods of a killed `ddpjob run` would continue to train and keep their ports. The guard
+is a separate program, because code that runs between fork and exec is unsafe in a process with
 threads.
 
     python3 guard.py PARENT COMMAND [ARGUMENT ...]
@@ -17,7 +17,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main(arguments: list[str]) -> None:
-    """Become the command. End at once if the parent process has ended already."""
+    """Replace this process by the command. End at once if the parent process has already ended."""
     parent, *command = arguments
     with contextlib.suppress(AttributeError):  # Only Linux has prctl.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)

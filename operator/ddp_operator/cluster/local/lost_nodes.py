@@ -1,8 +1,8 @@
-"""Nodes that the user has taken away from a local run, to see what the loss of a node does.
+"""Simulate lost nodes in a local run, so that users can see how a job recovers.
 
 `ddpjob node lose` writes their numbers into a file in the folder of the run. The run then kills all
-processes of these nodes, as a power failure would. It starts their next pods only after
-`ddpjob node restore`: until then they are Pending, as without room in a cluster.
+processes of these nodes, as a power failure would. It starts new pods of these nodes only after
+`ddpjob node restore`. Until then the pods are Pending, as in a cluster without room.
 """
 
 from pathlib import Path
@@ -10,26 +10,26 @@ from pathlib import Path
 from ddp_wire import node_ranges
 
 POLL_SECONDS = 0.25
-"""Seconds between two looks at the file."""
+"""Seconds between two reads of the file."""
 _FILE = "lost-nodes"
 
 
 class LostNodes:
-    """The file with the lost nodes of one run."""
+    """The file that lists the lost nodes of one run."""
 
     def __init__(self, home: Path) -> None:
-        """Create the set of the run in a folder."""
+        """Create the access to the file in the folder of a run."""
         self._path = home / _FILE
 
     def read(self) -> frozenset[int]:
-        """Return the lost nodes. An absent or damaged file names none."""
+        """Return the indices of the lost nodes. A missing or damaged file lists none."""
         try:
             return node_ranges.from_text(self._path.read_text(encoding="ascii").strip())
         except (OSError, ValueError):
             return frozenset()
 
     def write(self, nodes: frozenset[int]) -> None:
-        """Replace the lost nodes.
+        """Replace the list of lost nodes.
 
         Raises:
             OSError: The file cannot be written.
@@ -39,12 +39,12 @@ class LostNodes:
         pending.replace(self._path)
 
     def clear(self) -> None:
-        """Forget the lost nodes of an earlier run."""
+        """Delete the list of lost nodes that an earlier run left."""
         self._path.unlink(missing_ok=True)
 
 
 def waiting_status(node: int) -> dict[str, object]:
-    """Return the status of a pod whose node is lost."""
+    """Return the pod status while the node of the pod is lost: Pending, with the reason."""
     message = f"node {node} of this run is lost until `ddpjob node restore` brings it back"
     condition = {
         "type": "PodScheduled",

@@ -1,4 +1,4 @@
-"""Loopback addresses and ports of a local run, which no other run on this machine uses."""
+"""Reserve loopback addresses and ports for a local run that no other local run uses."""
 
 import errno
 import os
@@ -8,15 +8,16 @@ from ddp_operator.cluster.base import ClusterError
 from ddp_wire import contract
 
 FIRST_HOST = 100
-"""Last number of the address of node 0. Three digits, because torchrun sorts strings."""
+"""Last number of node 0's address. It has three digits, because torchrun sorts addresses as
+strings."""
 _LAST_DIGITS = "1{index:02d}"
-"""The same for each of at most 100 nodes, as a format."""
+"""Format of the last number of a node's address, for at most 100 nodes."""
 _NETWORKS = 250
 _FIRST_RENDEZVOUS_PORT = 12_000
 
 
 class LocalNetwork:
-    """The addresses 127.77.N.x for one N, reserved until it is closed."""
+    """The addresses 127.77.N.x for one number N, which are reserved until `close`."""
 
     def __init__(self) -> None:
         """Reserve free addresses.
@@ -27,25 +28,24 @@ class LocalNetwork:
         self._number, self._reservation = _reserve()
 
     def close(self) -> None:
-        """Leave the addresses to other runs."""
+        """Release the addresses for other runs."""
         self._reservation.close()
 
     def address(self, index: int) -> str:
-        """Return the address of a node."""
+        """Return the loopback address of a node."""
         return self.address_pattern.format(index=index)
 
     @property
     def address_pattern(self) -> str:
-        """Format of the addresses of all nodes, with their `index`."""
+        """Format string of the nodes' addresses, with the field `index`."""
         return f"{_network(self._number)}.{_LAST_DIGITS}"
 
     @property
     def rendezvous_ports(self) -> int:
-        """Base of the ports of this run's stores of torchrun.
+        """First port that torchrun's stores use in this run.
 
-        Runs at the same time use different ports, and not only different addresses: a store that
-        torch hosts listens on all addresses. All ports lie below those that the kernel gives to
-        clients.
+        Concurrent runs need different ports as well as different addresses, because a torch store
+        listens on all addresses. All ports lie below the range that the kernel assigns to clients.
         """
         return _FIRST_RENDEZVOUS_PORT + self._number * contract.RENDEZVOUS_PORT_COUNT
 
@@ -57,7 +57,7 @@ def _network(number: int) -> str:
 def _reserve() -> tuple[int, socket.socket]:
     """Return the number of a free network, and the socket that reserves it.
 
-    A UDP socket reserves it, because the agents listen on TCP ports. They start only later.
+    A UDP socket makes the reservation, because the agents need the TCP ports later.
 
     Raises:
         ClusterError: No network is free.

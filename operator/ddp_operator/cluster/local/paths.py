@@ -1,4 +1,4 @@
-"""Paths from names in a manifest: none may lead out of the folder of a local run."""
+"""Build paths from names in a manifest, which must not lead out of the folder of a local run."""
 
 from pathlib import Path, PurePosixPath
 
@@ -10,8 +10,8 @@ def inside(folder: Path, name: str, field: str) -> Path:
 
     Args:
         folder: Folder that the path must not leave.
-        name: One name, or several with `/` between them. "" is the folder itself.
-        field: The field with the name, for the error message.
+        name: A relative path, or "" for the folder itself.
+        field: Field of the manifest that contains the name, for the error message.
 
     Raises:
         ClusterError: The name leads out of the folder.

@@ -1,4 +1,4 @@
-"""Pod that is a local process, with the part of a kubelet that a worker pod needs."""
+"""Run a pod as a local process, with the functions of a kubelet that a worker pod needs."""
 
 import asyncio
 import contextlib
@@ -22,15 +22,15 @@ _GUARD = (sys.executable, "-I", "-S", str(Path(__file__).with_name("guard.py")))
 PROBE_SECONDS = 0.25
 """Seconds between two readiness probes."""
 _NOT_STARTED = 128
-"""Exit code that the kubelet reports for a container that could not start."""
+"""Exit code that a kubelet reports for a container that could not start."""
 _MESSAGE_BYTES = 2048
-"""Bytes of the log that the kubelet takes as a termination message."""
+"""Maximum number of bytes of the log that a kubelet copies into a termination message."""
 _TOPOLOGY_VARIABLES = frozenset({Env.NODE_NAME, Env.RACK, Env.ZONE})
-"""Variables that only a cluster can set. Here the name of this machine applies to all pods."""
+"""Variables of the pod's location. A local run sets them to the name of this machine."""
 
 
 class LocalPod:
-    """One worker pod: its process, and its manifest as an API server would return it."""
+    """One worker pod: its process, and its manifest in the form that an API server returns."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class LocalPod:
 
     @property
     def name(self) -> str:
-        """Return the name of the pod."""
+        """Name of the pod."""
         return str(self.manifest["metadata"]["name"])
 
     @property
@@ -101,7 +101,7 @@ class LocalPod:
         self._set_terminated(code, "Completed" if code == 0 else "Error", self._message(code))
 
     async def _start(self) -> asyncio.subprocess.Process:
-        """Start the container.
+        """Start the process of the container.
 
         Raises:
             OSError: The files of the pod cannot be written.
@@ -158,7 +158,7 @@ class LocalPod:
         return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
 
     def _message(self, code: int) -> str:
-        """Return the termination message. If a failed pod left none, return the end of its log."""
+        """Return the termination message. If a failed pod wrote none, return the end of its log."""
         with contextlib.suppress(OSError):
             report = Path(self._environment[Env.TERMINATION_LOG])
             if text := report.read_text(encoding="utf-8", errors="replace"):
@@ -193,7 +193,7 @@ class LocalPod:
 
 
 def _command(manifest: Manifest) -> list[str]:
-    """Return the container's command, with the Python interpreter of this process."""
+    """Return the container's command with this process's Python interpreter."""
     command = list(manifest["spec"]["containers"][0]["command"])
     return [sys.executable if command[0] == "python3" else command[0], *command[1:]]
 

@@ -1,6 +1,7 @@
-"""Types of the parts of a worker pod that a run without a cluster reads.
+"""Check the types of the pod fields that a local run reads.
 
-In a cluster the API server checks them, because the operator passes on what a job states.
+In a cluster the API server checks these types, because the operator copies the job's fields without
+validation.
 """
 
 from typing import Annotated
@@ -12,7 +13,7 @@ from ddp_operator.api.job import first_error
 from ddp_operator.cluster.base import ClusterError, Manifest
 
 CHECKPOINT_VOLUME = "ddp-checkpoint"
-"""Name of the volume with the checkpoints of a pod."""
+"""Name of the pod volume that holds the checkpoints."""
 _ROOT = "the worker pod's spec"
 
 
@@ -21,7 +22,7 @@ class _Part(BaseModel):
 
 
 class _Variable(_Part):
-    """Environment variable. Linux starts no program with another form of name or value."""
+    """Environment variable with a name and a value that Linux accepts."""
 
     name: Annotated[str, Field(pattern=r"^[^=\x00]+$")]
     value: Annotated[str, Field(pattern=r"^[^\x00]*$")] | None = None
@@ -61,10 +62,10 @@ class _PodSpec(_Part):
 
 
 def check_shape(pod: Manifest) -> None:
-    """Check the types in a pod.
+    """Check the types of a pod's fields.
 
     Raises:
-        ClusterError: A part has the wrong type. The sentence names it.
+        ClusterError: A field has the wrong type. The message names the field.
     """
     try:
         spec = _PodSpec.model_validate(pod["spec"])

@@ -9,13 +9,13 @@ from ddp_wire.variables import Env
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 THREADS = "OMP_NUM_THREADS"
 _SECONDS = 30.0
-"""Longest wait for nvidia-smi. Without persistence mode it first loads the driver."""
+"""Maximum seconds to wait for nvidia-smi. Without persistence mode it first loads the driver."""
 
 
 def visible_gpus(environment: Mapping[str, str]) -> list[str]:
-    """Return the GPUs that programs in this environment may use, as `CUDA_VISIBLE_DEVICES` names.
+    """Return the names of the GPUs that programs may use, as in `CUDA_VISIBLE_DEVICES`.
 
-    Without the driver's program nvidia-smi there are none.
+    The list is empty if the program nvidia-smi does not exist.
     """
     if VISIBLE in environment:
         return [name.strip() for name in environment[VISIBLE].split(",") if name.strip()]
@@ -36,15 +36,15 @@ def visible_gpus(environment: Mapping[str, str]) -> list[str]:
 def share_of_pod(
     pod: Mapping[str, str], given: Mapping[str, str], gpus: Sequence[str], cpus: int
 ) -> dict[str, str]:
-    """Return the variables with which a pod uses its own part of this machine.
+    """Return the environment variables that give a pod its share of this machine.
 
     Each rank gets one GPU, or none if there are too few for all ranks, because NCCL refuses two
-    ranks on one GPU. Each rank gets an equal part of the cores. Otherwise each pod would use all of
-    them, and more threads than cores make an update many times slower.
+    ranks on one GPU. Each rank gets an equal part of the cores. Otherwise each pod would use all
+    cores, and an update is many times slower with more threads than cores.
 
     Args:
-        pod: Variables of the pod.
-        given: Variables of this process, which the pod inherits.
+        pod: Environment variables of the pod.
+        given: Environment variables of this process, which the pod inherits.
         gpus: GPUs of this machine.
         cpus: Number of CPUs of this machine.
     """
@@ -60,12 +60,12 @@ def share_of_pod(
 
 
 def too_few(gpus: Sequence[str], ranks: int, *, per_node: int = 0) -> str:
-    """Return the sentence for a machine whose GPUs are fewer than the ranks, or "".
+    """Return a warning if this machine has fewer GPUs than the job has ranks, or "".
 
     Args:
         gpus: GPUs of this machine.
         ranks: Number of all ranks.
-        per_node: GPUs for which the job asks in each pod.
+        per_node: Number of GPUs that the job requests for each pod.
     """
     if len(gpus) >= ranks or not (gpus or per_node):
         return ""

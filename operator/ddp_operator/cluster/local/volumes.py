@@ -1,4 +1,4 @@
-"""Local volumes of worker pods: ConfigMaps from the job's own file, as folders."""
+"""Provide the volumes of local worker pods: ConfigMaps from the job's file, written as folders."""
 
 import re
 from collections.abc import Mapping
@@ -9,14 +9,14 @@ from ddp_operator.cluster.base import ClusterError, Manifest
 from ddp_operator.cluster.local.paths import inside
 
 ConfigMaps = Mapping[str, Mapping[str, str]]
-"""Text by file name, by ConfigMap name."""
+"""ConfigMaps by name. Each maps file names to texts."""
 
 
 _KEY = re.compile(r"[-._a-zA-Z0-9]+")
 
 
 def check_volumes(manifest: Manifest, config_maps: ConfigMaps) -> None:
-    """Check that the volumes that the user set are ConfigMaps from the same file.
+    """Check that all volumes in the job are ConfigMaps from the job's file.
 
     As in a cluster, no key and no subPath may lead out of the volume.
 
@@ -42,7 +42,7 @@ def check_volumes(manifest: Manifest, config_maps: ConfigMaps) -> None:
 
 
 def write_volumes(manifest: Manifest, config_maps: ConfigMaps, home: Path) -> dict[str, Path]:
-    """Write the ConfigMaps that a pod mounts below `home`.
+    """Write the ConfigMaps that a pod mounts as folders below `home`.
 
     Returns:
         Local path of each mount path in the container.
@@ -57,14 +57,14 @@ def write_volumes(manifest: Manifest, config_maps: ConfigMaps, home: Path) -> di
 
 
 def _sources(manifest: Manifest) -> dict[str, str]:
-    """Return the ConfigMap of each volume that the worker container mounts."""
+    """Return the ConfigMaps that the worker container mounts, by volume."""
     mounted = {mount["name"] for mount in _mounts(manifest)}
     volumes = {v["name"]: v["configMap"]["name"] for v in _user_volumes(manifest)}
     return {name: source for name, source in volumes.items() if name in mounted}
 
 
 def _local_paths(manifest: Manifest, home: Path) -> dict[str, Path]:
-    """Return the local path of each mount path.
+    """Return the local path for each mount path in the container.
 
     Raises:
         ClusterError: A name leads out of the folder.
@@ -87,7 +87,7 @@ def _mounts(manifest: Manifest) -> list[dict[str, Any]]:
 
 
 def with_local_paths(value: str, paths: Mapping[str, Path]) -> str:
-    """Return a value with all container paths replaced by local paths."""
+    """Return a value in which all container paths are replaced by local paths."""
     for path, local in paths.items():
         pattern = rf"(?<![\w./-]){re.escape(path.rstrip('/'))}(?![\w.-])"
         value = re.sub(pattern, str(local).replace("\\", r"\\"), value)
