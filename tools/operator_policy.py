@@ -1,8 +1,7 @@
 """Build the rules of the chart's ValidatingAdmissionPolicy about the operator's own writes.
 
-The rules permit only objects that the operator builds. Their constants come from sample objects.
-The fields that a job may choose come from the podTemplate policy. A field of a sample object
-without a rule raises an error.
+Only objects that the operator builds pass. Constants come from sample objects, and a job's choices
+from the podTemplate policy. A field of a sample object without a rule raises an error.
 """
 
 import json
@@ -239,8 +238,7 @@ def _worker(built: JSON, policy: PodTemplatePolicy) -> str:
 def _security_context() -> str:
     """Return the rule about the security context of a container `c`.
 
-    The rule shares its table with the podTemplate policy. Only the worker of a job with RDMA has a
-    capability.
+    The podTemplate policy has the same table. Only the worker of a job with RDMA has a capability.
     """
     place = "c.securityContext"
     built = build_pod(_full_job(), 0, 1, Defaults("i"))["spec"]["containers"][0]

@@ -58,7 +58,7 @@ def test_each_setting_has_one_row_with_a_description() -> None:
     known = re.findall(r"^  --([\w.]+)=", describe(), re.MULTILINE)
     assert sorted(rows(page)) == sorted(known)
     assert "checkpoint.every_seconds" in known
-    assert '| `data.workers` | integer, ≥ 0 or auto or null | `"auto"` | Worker' in page
+    assert '| `data.workers` | integer, ≥ 0 or auto or null | `"auto"` | Number of worker' in page
     assert "| `optimizer.betas` | list of 2: number | `[0.9, 0.99]` | Decay" in page
     assert not re.search(r"\|  \|$", page, re.MULTILINE), "a setting has no docstring"
 

@@ -160,7 +160,7 @@ def _is_training(world: World, status: DDPJobStatus, pod: PodView, *, joined: bo
 
 
 def _outlasts_start(world: World, status: DDPJobStatus) -> bool:
-    """Return whether a readiness is too old or too new to describe the previous attempt."""
+    """Return whether the attempt is so old that a readiness must describe this attempt."""
     started = status.attempt_start_time
     if status.attempt == 1 or started is None:
         return status.attempt == 1

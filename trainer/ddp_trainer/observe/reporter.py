@@ -111,8 +111,7 @@ class Reporter:
         The event also contains `data_wait_seconds`, the time without a batch to train on,
         `cpu_percent` of one CPU, and `throttled_seconds`, the time for which the container was
         throttled. `step_seconds` and, if measured, `own_seconds` have one value per rank, see
-        `RankSeconds`; above `LISTED_RANKS` ranks their minimum, median, maximum and the slowest
-        rank.
+        `RankSeconds`; above `LISTED_RANKS` ranks only their spread and the slowest rank.
 
         Args:
             step: Newest update.
