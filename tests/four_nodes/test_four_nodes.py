@@ -41,8 +41,6 @@ def test_job_follows_the_number_of_its_nodes(cluster: Cluster, namespace: str) -
         for node in lost:
             restore_node(cluster, node)
     status = wait_for_members(job, ALL, 240)
-    assert "nodes" in status["lastResize"]["message"], "both nodes join in one change"
-    assert status["lastResize"]["fromNodes"] == 2
     assert status["restarts"] == 0
     assert 1 <= status["infrastructureRestarts"] <= len(lost)
 
