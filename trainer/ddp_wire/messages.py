@@ -246,7 +246,7 @@ class AgentPhase(StrEnum):
     FAILED = "Failed"
     """The attempt failed on this node. The agent waits for the next one."""
     PREEMPTED = "Preempted"
-    """The ranks stopped on request, after they could save."""
+    """The operator or Kubernetes asked the ranks to stop, and they had time to save first."""
 
 
 class Timeline(WireModel):

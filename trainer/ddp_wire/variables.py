@@ -59,7 +59,7 @@ class Env(StrEnum):
     TASK = "DDP_TASK"
     """Import path `package.module:function` of the task, if the job sets `task`."""
     CONFIG = "DDP_CONFIG"
-    """JSON object: `config` of the job."""
+    """Settings of the bundled loop, as a JSON object: `config` of the job."""
     LOG_FORMAT = "DDP_LOG_FORMAT"
     """`json` if the agent logs one JSON object per line. Text when unset."""
     STANDBY = "DDP_STANDBY"

@@ -133,7 +133,7 @@ def lost_nodes(world: World) -> frozenset[str]:
 
 
 def ready_spares(world: World) -> str | None:
-    """Return how many spares could take the place of a lost member now, as `1/2`, or None."""
+    """Return the ready spares out of all spares, as `1/2`, or None if the job has no spares."""
     spares = world.job.spec.spares
     return f"{len(_candidates(world))}/{spares}" if spares else None
 
@@ -243,7 +243,7 @@ def _candidates(world: World) -> list[int]:
 
 
 def _steady_candidates(world: World) -> list[int]:
-    """Return these nodes without those on a Kubernetes node that lost two members in an hour."""
+    """Return the ready nodes whose Kubernetes node has not lost two members within an hour."""
     unsteady = departures.unsteady_nodes(world.job.status, world.now)
     pods = ((index, world.pod(index)) for index in _ready_nodes(world))
     return [index for index, pod in pods if pod is not None and pod.node not in unsteady]

@@ -37,7 +37,7 @@ _REASONS: dict[int | None, str] = {
     ExitCode.BAD_INPUT: "BadInput",
     ExitCode.VOLUME_FAILED: VOLUME_FAILED,
 }
-"""Reason for each exit code of a rank that has a special meaning."""
+"""Reasons of failures, by the exit codes of ranks that have a special meaning."""
 _REASON_CHARACTERS = 1024
 """Maximum length of a reason, in characters, because other controllers set no limit."""
 

@@ -105,7 +105,7 @@ def make_contiguous(model: nn.Module) -> None:
 
 @torch.no_grad()
 def make_channels_last(model: nn.Module) -> None:
-    """Convert images, videos and convolution weights in a model to this memory format, in place."""
+    """Give the model's 4- and 5-dimensional tensors the channels-last memory format, in place."""
     for tensor in (*model.parameters(), *model.buffers()):
         if _known(tensor) and tensor.dim() in CHANNELS_LAST:
             tensor.data = tensor.detach().contiguous(memory_format=CHANNELS_LAST[tensor.dim()])
