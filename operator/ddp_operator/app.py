@@ -145,7 +145,7 @@ async def _reconcile_jobs(
     cache.directories.on_release = wake
     refresh_pods = PodLists(cluster, cache).refresh
     watcher = AgentWatcher(cluster, wake, settings.status_writes_per_second, refresh_pods)
-    nodes = KubernetesNodes(cache.places, wake)
+    nodes = KubernetesNodes(cache.places, wake, settings.gpu_product_label)
     controller = Controller(
         cluster,
         cache,

@@ -224,6 +224,8 @@ class PodsStatus(StatusModel):
     """Directory of the checkpoints, as CLAIM/PATH. Another job that names this directory in checkpoint.path starts only after this job has ended."""  # noqa: E501
     gang: GangStatus | None = None
     """Gang of the pods. Absent if the scheduler places each pod on its own."""
+    gpu_product: ShortText | None = None
+    """GPU product of all later pods: a value of the label that spec.gpuProduct refers to. The operator chooses it when pods of a job without spec.gpuProduct were placed on different products. Absent before."""  # noqa: E501
 
 
 class QueueStatus(StatusModel):

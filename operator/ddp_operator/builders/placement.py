@@ -2,7 +2,8 @@
 
 Each field becomes one term of the pods' affinity. So only the scheduler decides on placement, and
 its message states why a pod waits. The terms match pods by the label with the job's uid, which no
-podTemplate can change.
+podTemplate can change. After a mix of GPU products, the product that the operator chose has the
+same term as `spec.gpuProduct` (`reconcile.gpu_products`).
 
 - A required topology is an affinity of the pods to each other. The scheduler lets the first pod
   pass, because it matches its own term while no other pod does. That pod chooses the domain.
@@ -40,8 +41,9 @@ def placement_terms(job: DDPJob, gpu_product_label: str) -> list[Term | NodeLabe
     """
     spec = job.spec
     terms: list[Term | NodeLabel] = []
-    if spec.gpu_product is not None:
-        terms.append(NodeLabel(gpu_product_label, spec.gpu_product))
+    chosen = job.status.pods.gpu_product if job.status.pods is not None else None
+    if (product := spec.gpu_product or chosen) is not None:
+        terms.append(NodeLabel(gpu_product_label, product))
     if spec.topology is not None:
         terms.append(_packed(job, spec.topology))
     if spec.exclusive_nodes:

@@ -28,6 +28,7 @@ from ddp_operator.builders.kinds import kinds_in_use
 from ddp_operator.reconcile.abandoned import is_abandoned
 from ddp_operator.reconcile.escalation import pods_to_replace
 from ddp_operator.reconcile.gangs import ensure_group
+from ddp_operator.reconcile.gpu_products import misplaced_pods
 from ddp_operator.reconcile.images import pinned_image
 from ddp_operator.reconcile.plan import (
     Action,
@@ -69,11 +70,14 @@ def ensure_attempt(world: World, status: DDPJobStatus, defaults: Defaults) -> li
     world = replace(world, job=job)
     shared = _shared_defaults(world, defaults)
     actions = [*_ensure_other_children(world, defaults), *ensure_group(world, defaults)]
-    replaced = pods_to_replace(job, status)
+    replaced, misplaced = pods_to_replace(job, status), misplaced_pods(world)
     for index in range(job.pods):
         pod = world.pod(index)
         if pod is not None and not _is_replaceable(world, pod):
-            actions += _ensure_living(world, pod, recreate=pod.name in replaced)
+            elsewhere = pod.name in misplaced
+            actions += _ensure_living(
+                world, pod, recreate=pod.name in replaced, elsewhere=elsewhere
+            )
             continue
         if pod is None and index in world.succeeded:
             continue  # Its result is recorded, so its pod may be gone.
@@ -139,17 +143,24 @@ def _is_replaceable(world: World, pod: PodView) -> bool:
     return is_abandoned(world, pod)
 
 
-def _ensure_living(world: World, pod: PodView, *, recreate: bool) -> list[Action]:
+def _ensure_living(world: World, pod: PodView, *, recreate: bool, elsewhere: bool) -> list[Action]:
     """Return the actions for a pod that runs, or that is about to end by itself.
 
     A deleted pod keeps its name until it is gone, so a later reconcile creates its successor.
+
+    Args:
+        world: The observed state.
+        pod: The pod.
+        recreate: Whether the escalation requires a new pod for the attempt.
+        elsewhere: Whether the pod is on another GPU product than the rest of the job.
     """
     order = world.job.order
     if pod.terminal or pod.deleting:
         return []
     if pod.spec_hash != world.job.spec_hash or pod.job_secret != world.job_secret:
         return [_delete(pod)]  # With another secret it could never meet its peers.
-    if pod.index not in world.members and world.why_going(pod):
+    waits = pod.index not in world.members
+    if (waits and world.why_going(pod)) or (elsewhere and (waits or not world.has_started)):
         return [_delete(pod)]  # The scheduler finds another Kubernetes node for its successor.
     if pod.attempt == str(order.attempt):
         return []

@@ -223,7 +223,7 @@ def _summary(world: World, status: DDPJobStatus) -> tuple[str, str]:
     held = held_sentence(world)
     if failure is not None and failure.attempt == status.attempt - 1:
         cause = f"attempt {status.attempt} starts because {failure.message}"
-        stuck = (f"{p.name} waits: {p.waiting}" for p in waiting if is_stuck(p))
+        stuck = (_why_waiting(p, status) for p in waiting if is_stuck(p))
         warning = start_over_warning(world.job, status)
         gang = gangs.waiting_sentence(status, None, missing=False)
         why = [*stuck, *([gang] if gang else []), *_obstacles(world, status)]
@@ -235,7 +235,7 @@ def _summary(world: World, status: DDPJobStatus) -> tuple[str, str]:
     if missing or waiting:
         # A pod that starts normally tells nothing while other pods do not exist yet.
         telling = (p for p in waiting if p.waiting and (is_stuck(p) or not missing))
-        first = next((f"{p.name} waits: {p.waiting}" for p in telling), None)
+        first = next((_why_waiting(p, status) for p in telling), None)
         count = f"{len(world.pods):,} of {world.job.pods:,} pods exist"
         return "Pending", gangs.waiting_sentence(status, first, missing=missing) or first or count
     late = [p.name for p in world.pods if not p.ready]
@@ -251,6 +251,13 @@ def _obstacles(world: World, status: DDPJobStatus) -> list[str]:
         if agent is not None and agent.attempt == status.attempt and agent.waits_for:
             found.append(f"{pod.name} {agent.waits_for}")
     return found
+
+
+def _why_waiting(pod: PodView, status: DDPJobStatus) -> str:
+    """Return a sentence about a pod that waits, with the GPU product that the operator chose."""
+    chosen = status.pods.gpu_product if status.pods is not None else None
+    product = f"; all pods of the job require {chosen}, see spec.gpuProduct" if chosen else ""
+    return f"{pod.name} waits: {pod.waiting}{product}"
 
 
 def is_stuck(pod: PodView) -> bool:

@@ -27,6 +27,7 @@ from ddp_operator.reconcile import (
     exits,
     gangs,
     goodput,
+    gpu_products,
     hangs,
     late_cause,
     lifecycle,
@@ -225,7 +226,8 @@ def _continue_attempt(world: World, status: DDPJobStatus, defaults: Defaults) ->
     status = queueing.with_hold(world, refused_spec.with_trained_spec(world, status))
     succeeded = node_ranges.to_text(world.succeeded) or None
     status = status.model_copy(update={"succeeded_nodes": succeeded})
-    events = []
+    status, mixed_products = gpu_products.with_gpu_product(world, status)
+    events = [*mixed_products]
     if status.is_true(ConditionType.RENDEZVOUSED) and not had_joined:
         text = f"all ranks of attempt {status.attempt} are training"
         events.append(Event(EventType.NORMAL, "Running", text))

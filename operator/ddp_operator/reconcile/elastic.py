@@ -25,7 +25,7 @@ from datetime import datetime, timedelta
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import ConditionType, DDPJobStatus
 from ddp_operator.builders import names
-from ddp_operator.reconcile import departures
+from ddp_operator.reconcile import departures, gpu_products
 from ddp_operator.reconcile.abandoned import is_unreachable
 from ddp_operator.reconcile.pod_view import PodView
 from ddp_operator.reconcile.world import World
@@ -251,9 +251,10 @@ def _steady_candidates(world: World) -> list[int]:
 
 def _ready_nodes(world: World) -> list[int]:
     found, members = [], frozenset(world.members)
+    misplaced = gpu_products.misplaced_pods(world)
     for index in range(world.job.pods):
         pod = world.pod(index)
-        if index in members or pod is None or world.why_going(pod):
+        if index in members or pod is None or pod.name in misplaced or world.why_going(pod):
             continue
         if is_ready(world, pod):
             found.append(index)

@@ -1,4 +1,4 @@
-"""View of a Kubernetes node: whether new pods may run on it, read from its manifest.
+"""View of a Kubernetes node: whether new pods may run on it, and the product of its GPUs.
 
 The view omits taints that Kubernetes sets for a condition of the node, for example a silent kubelet
 or a full disk. These taints are often temporary, and a running pod may survive them. If it does
@@ -64,6 +64,8 @@ class NodeView:
     name: str
     cordoned: bool = False
     taints: tuple[Taint, ...] = ()
+    gpu_product: str = ""
+    """Product of the node's GPUs, from its label, or "" if it has no such label."""
 
     def why_unusable(self, tolerations: Sequence[Toleration]) -> str | None:
         """Return the reason why a pod with these tolerations may not run on the node, or None."""
@@ -76,15 +78,21 @@ class NodeView:
         return None
 
 
-def view_node(manifest: Mapping[str, Any]) -> NodeView:
-    """Return the view of a Kubernetes node from its manifest."""
-    spec = manifest.get("spec") or {}
+def view_node(manifest: Mapping[str, Any], gpu_product_label: str) -> NodeView:
+    """Return the view of a Kubernetes node from its manifest.
+
+    Args:
+        manifest: Manifest of the node.
+        gpu_product_label: Label of Kubernetes nodes that names the product of their GPUs.
+    """
+    spec, metadata = manifest.get("spec") or {}, manifest["metadata"]
     taints = tuple(
         Taint(str(t.get("key")), str(t.get("value") or ""), str(t.get("effect")))
         for t in spec.get("taints") or []
         if t.get("key") != _UNSCHEDULABLE and t.get("key") not in CONDITION_TAINTS
     )
-    return NodeView(manifest["metadata"]["name"], bool(spec.get("unschedulable")), taints)
+    product = str((metadata.get("labels") or {}).get(gpu_product_label) or "")
+    return NodeView(metadata["name"], bool(spec.get("unschedulable")), taints, product)
 
 
 def view_tolerations(given: Iterable[Mapping[str, Any]]) -> tuple[Toleration, ...]:

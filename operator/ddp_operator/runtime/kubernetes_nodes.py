@@ -1,19 +1,22 @@
 """Track which Kubernetes nodes may run pods, and queue the jobs that a change affects.
 
 Elastic jobs leave a Kubernetes node that is cordoned or tainted at the next step boundary, and do
-not grow onto it. The view of a node contains only these facts. A kubelet writes its node every few
+not grow onto it. All pods of a job train on one GPU product, which a label of each node names. The
+view of a node contains only these facts. A kubelet writes its node every few
 minutes, but most of these events do not change the view, and cost only their decoding and one
 comparison. When a view changes, all jobs with a living pod on the node are queued. The cache
 indexes the jobs by node.
 
 The operator also works without the right to watch nodes. Then no node counts as cordoned or
-tainted, because no event would report that the node is usable again. The views stay in memory,
-because the watch continues from its last version once it is permitted.
+tainted, because no event would report that the node is usable again. No GPU product is known
+either. The views stay in memory, because the watch continues from its last version once it is
+permitted.
 """
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from http import HTTPStatus
 from typing import Protocol
 
@@ -23,7 +26,10 @@ from ddp_operator.runtime.pod_places import PodPlaces
 
 _log = logging.getLogger(__name__)
 
-_MEANING = "elastic jobs leave a Kubernetes node only when their pods there are evicted"
+_MEANING = (
+    "elastic jobs leave a Kubernetes node only when their pods there are evicted, and a job may mix"
+    " GPU products"
+)
 
 
 class NodeViews(Protocol):
@@ -36,14 +42,18 @@ class NodeViews(Protocol):
 class KubernetesNodes:
     """Newest views of all Kubernetes nodes, and consumer of their watch (`watch.Sink`)."""
 
-    def __init__(self, places: PodPlaces, wake: Callable[[Key], None]) -> None:
+    def __init__(
+        self, places: PodPlaces, wake: Callable[[Key], None], gpu_product_label: str
+    ) -> None:
         """Create the views without any node.
 
         Args:
             places: Index of the Kubernetes nodes of all living pods.
             wake: Function that is called with each job that a changed view affects.
+            gpu_product_label: Label of Kubernetes nodes that names the product of their GPUs.
         """
         self._places, self._wake = places, wake
+        self._view = partial(view_node, gpu_product_label=gpu_product_label)
         self._views: dict[str, NodeView] = {}
         self._refused = False
         """Whether the API server refuses the watch."""
@@ -59,7 +69,7 @@ class KubernetesNodes:
 
     def put(self, _kind: str, node: Manifest) -> None:
         """Store the view of a new or changed node."""
-        self._store(view_node(node))
+        self._store(self._view(node))
 
     def drop(self, _kind: str, node: Manifest) -> None:
         """Remove a deleted node."""
@@ -70,7 +80,7 @@ class KubernetesNodes:
         """Replace all views by those of a list, which is newer than all events of the watch."""
 
         def take(listing: Listing) -> None:
-            views = {view.name: view for view in map(view_node, listing.items)}
+            views = {view.name: view for view in map(self._view, listing.items)}
             for name in self._views.keys() - views.keys():
                 self._forget(name)
             for view in views.values():

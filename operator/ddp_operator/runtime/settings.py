@@ -68,7 +68,8 @@ class Settings(BaseModel):
     """Namespaces whose jobs the operator manages, separated by commas; empty for all namespaces."""
     watch_nodes: bool = False
     """Whether to watch the Kubernetes nodes, which needs the rights to list and watch them. If
-    true, an elastic job leaves a cordoned or tainted Kubernetes node before the pod is evicted."""
+    true, an elastic job leaves a cordoned or tainted Kubernetes node before the pod is evicted, and
+    no job trains on two GPU products."""
     workers: int = Field(default=8, ge=1, le=256)
     """Number of workers, which is the number of jobs reconciled at the same time, 1 to 256. Half of
     the workers take only urgent jobs, for example with a failed pod, and no new jobs."""

@@ -1,9 +1,11 @@
 """Tests of an operator that watches the Kubernetes nodes with the rights of the chart."""
 
 from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 
 import pytest
 
+from ddp_wire.messages import AgentPhase
 from tests.api.cases.conftest import OperatorLauncher
 from tests.api.client import Api, eventually
 from tests.api.job import Job, attempt_of
@@ -12,6 +14,7 @@ from tests.api.operator_process import OperatorProcess
 pytestmark = pytest.mark.api
 
 NODES = "/api/v1/nodes"
+PRODUCT = "nvidia.com/gpu.product"
 NAME = "machine-1"
 """Kubernetes node to which the fake kubelets bind the pod of node 1."""
 
@@ -24,17 +27,34 @@ def watching_operator(launcher: OperatorLauncher) -> Iterator[OperatorProcess]:
     operator.kill()
 
 
-@pytest.fixture
-async def node(api: Api) -> AsyncIterator[str]:
+@asynccontextmanager
+async def created(api: Api, name: str, labels: dict[str, str]) -> AsyncIterator[str]:
     """Yield the path of a Kubernetes node without taints, and delete it at the end."""
-    path = f"{NODES}/{NAME}"
-    await api.call("POST", NODES, {"metadata": {"name": NAME}})
+    path = f"{NODES}/{name}"
+    await api.call("POST", NODES, {"metadata": {"name": name, "labels": labels}})
     try:
         # The API server taints each new node as not ready. No kubelet removes that here.
         await api.call("PATCH", path, {"spec": {"taints": None}})
         yield path
     finally:
         await api.call("DELETE", path)
+
+
+@pytest.fixture
+async def node(api: Api) -> AsyncIterator[str]:
+    """Yield the path of a Kubernetes node without labels."""
+    async with created(api, NAME, {}) as path:
+        yield path
+
+
+@pytest.fixture
+async def mixed_nodes(api: Api) -> AsyncIterator[None]:
+    """Create the Kubernetes nodes of both pods, with different GPU products."""
+    async with (
+        created(api, "machine-0", {PRODUCT: "NVIDIA-L4"}),
+        created(api, "machine-1", {PRODUCT: "NVIDIA-T4"}),
+    ):
+        yield
 
 
 async def test_member_of_an_elastic_job_leaves_a_cordoned_node(
@@ -66,3 +86,36 @@ async def test_member_of_an_elastic_job_leaves_a_cordoned_node(
     await eventually(is_ordered, "node 0 has the order to save and to train alone")
     assert "are not watched" not in watching_operator.log
     assert "Traceback" not in watching_operator.log
+
+
+@pytest.mark.usefixtures("mixed_nodes")
+async def test_pod_on_a_second_gpu_product_is_replaced_before_the_ranks_start(
+    watching_operator: OperatorProcess, api: Api, job: Job
+) -> None:
+    watching_operator.start()
+    await watching_operator.wait_until_ready()
+    await job.create(nodes=2, gpusPerNode=1)
+    before = await job.pods_of_attempt(1)
+    waits = [job.agent_status(index, 1, AgentPhase.WAITING) for index in range(2)]
+    for pod, status in zip(before, waits, strict=True):
+        await job.kubelet.report_status(pod, status, ready=False)
+
+    async def is_replaced() -> bool:
+        await job.kubelet.finish_deletions()
+        uids = await job.uids()
+        return uids.get("digits-1") not in {None, before[1]["metadata"]["uid"]}
+
+    await eventually(is_replaced, "the pod on the second product has a successor")
+    pods = await job.pods()
+    assert pods[0]["metadata"]["uid"] == before[0]["metadata"]["uid"]
+    affinity = pods[1]["spec"]["affinity"]["nodeAffinity"]
+    [term] = affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    expected = {"key": PRODUCT, "operator": "In", "values": ["NVIDIA-L4"]}
+    assert term["matchExpressions"] == [expected]
+    status = await job.status()
+    assert (status["attempt"], status["pods"]["gpuProduct"]) == (1, "NVIDIA-L4")
+    assert status.get("infrastructureRestarts", 0) == 0
+    events = await api.list("events", job.namespace)
+    [mixed] = [e["message"] for e in events if e["reason"] == "MixedGpuProducts"]
+    both = "digits-0 on machine-0 has NVIDIA-L4 and digits-1 on machine-1 has NVIDIA-T4"
+    assert mixed.startswith(both)

@@ -212,7 +212,7 @@ def test_job_with_a_silent_member_is_not_resized() -> None:
 def test_taints_of_kubernetes_itself_end_no_attempt(key: str) -> None:
     taint = {"key": f"node.kubernetes.io/{key}", "effect": "NoSchedule"}
     manifest = {"metadata": {"name": "machine-1"}, "spec": {"taints": [taint]}}
-    assert view_node(manifest).why_unusable(()) is None
+    assert view_node(manifest, "gpu").why_unusable(()) is None
 
 
 def test_members_are_those_of_the_agents_after_a_restore_from_a_backup() -> None:

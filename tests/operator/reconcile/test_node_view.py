@@ -14,7 +14,7 @@ TAINT = {"key": "gpu", "value": "old", "effect": "NoSchedule"}
 
 def why(toleration: dict[str, Any] | None = None, **spec: Any) -> str | None:
     """Return why a pod with this toleration would get no place on a node with this spec."""
-    view = view_node({"metadata": {"name": "machine-1"}, "spec": spec})
+    view = view_node({"metadata": {"name": "machine-1"}, "spec": spec}, "gpu")
     return view.why_unusable(view_tolerations([toleration] if toleration is not None else []))
 
 
@@ -71,7 +71,8 @@ def test_tolerations_that_the_cluster_added_to_a_pod_count() -> None:
         {
             "metadata": {"name": "machine-0"},
             "spec": {"taints": [{"key": "nvidia.com/gpu", "effect": "NoSchedule"}]},
-        }
+        },
+        "gpu",
     )
     assert view.why_unusable(view_pod(kept).tolerations) is None
     assert view.why_unusable(()) is not None

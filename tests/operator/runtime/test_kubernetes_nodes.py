@@ -17,6 +17,7 @@ from tests.operator.runtime.test_controller import Bench as ControllerBench
 from tests.operator.support import DEFAULTS, NOW, active_job, pod_manifest
 
 FORBIDDEN = ClusterError("nodes is forbidden", status=403)
+PRODUCT = "nvidia.com/gpu.product"
 TAINT = {"key": "gpu", "value": "broken", "effect": "NoSchedule"}
 
 
@@ -31,7 +32,7 @@ class Bench:
 
     def __init__(self, *jobs: str) -> None:
         self.cache, self._woken = Cache(), list[Key]()
-        self.nodes = KubernetesNodes(self.cache.places, self._woken.append)
+        self.nodes = KubernetesNodes(self.cache.places, self._woken.append, PRODUCT)
         for name in jobs:
             self.put_pod(name)
 
@@ -82,6 +83,15 @@ def test_only_a_changed_view_queues_the_jobs_on_the_node() -> None:
     assert bench.put(node()) == ["digits", "other"]
 
 
+def test_label_that_names_the_gpu_product_later_queues_the_jobs_on_the_node() -> None:
+    """The label appears some seconds after the node, and after the first pods on it."""
+    bench, labelled = Bench("digits"), node()
+    labelled["metadata"]["labels"] = {PRODUCT: "NVIDIA-L4", "zone": "a"}
+    assert bench.put(node()) == []
+    assert bench.put(keep_used_fields("Node", labelled)) == ["digits"]
+    assert bench.views() == {"machine-0": NodeView("machine-0", gpu_product="NVIDIA-L4")}
+
+
 def test_first_view_of_an_unusable_node_queues_its_jobs() -> None:
     bench = Bench("digits")
     assert bench.put(node(taints=[TAINT]), node("machine-1", unschedulable=True)) == ["digits"]
@@ -123,7 +133,10 @@ def test_refused_watch_is_logged_once_with_its_meaning_and_hides_all_views(
         assert bench.report(None, None) == ["digits"]
     assert bench.views("machine-0") == {"machine-0": NodeView("machine-0", cordoned=True)}
     sentence, again = caplog.messages
-    meaning = "elastic jobs leave a Kubernetes node only when their pods there are evicted"
+    meaning = (
+        "elastic jobs leave a Kubernetes node only when their pods there are evicted, and a job may"
+        " mix GPU products"
+    )
     assert sentence == (
         f"the Kubernetes nodes are not watched, so that {meaning}: nodes is forbidden"
     )
@@ -160,7 +173,7 @@ def test_event_of_one_node_looks_at_the_jobs_on_it_alone(monkeypatch: pytest.Mon
 async def test_member_on_a_cordoned_node_leaves_at_the_next_step_boundary() -> None:
     bench = ControllerBench(nodes=2, elastic={"minNodes": 1})
     woken: list[Key] = []
-    nodes = KubernetesNodes(bench.cache.places, woken.append)
+    nodes = KubernetesNodes(bench.cache.places, woken.append, PRODUCT)
     bench.controller = Controller(
         bench.cluster, bench.cache, DEFAULTS, lambda: NOW, agents=bench.agents, nodes=nodes
     )

@@ -25,7 +25,7 @@ _IDENTITY = (
     "deletionGracePeriodSeconds",
     "finalizers",
 )
-_NODE_IDENTITY = ("name", "uid", "resourceVersion")
+_NODE_METADATA = ("name", "uid", "resourceVersion", "labels")
 _TAINT = ("key", "value", "effect")
 _TOLERATION = ("key", "operator", "value", "effect")
 _POD_SPEC = ("nodeName", *NATIVE_FIELDS)
@@ -118,7 +118,7 @@ def _node(manifest: Mapping[str, Any]) -> Manifest:
     spec = manifest.get("spec") or {}
     taints = [_only(_TAINT, taint) for taint in spec.get("taints") or []]
     return {
-        "metadata": _only(_NODE_IDENTITY, manifest["metadata"]),
+        "metadata": _only(_NODE_METADATA, manifest["metadata"]),
         "spec": {**_only(("unschedulable",), spec), **({"taints": taints} if taints else {})},
     }
 

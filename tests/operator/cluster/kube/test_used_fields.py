@@ -83,7 +83,8 @@ def test_kubernetes_node_keeps_only_what_its_view_needs() -> None:
         "status": {"images": [{"names": ["trainer"]}]},
     }
     kept = keep_used_fields("Node", node)
-    assert kept == {"metadata": identity, "spec": {"unschedulable": True, "taints": [taint]}}
+    metadata = {**identity, "labels": {"zone": "a"}}
+    assert kept == {"metadata": metadata, "spec": {"unschedulable": True, "taints": [taint]}}
     assert keep_used_fields("Node", kept) == kept
 
 

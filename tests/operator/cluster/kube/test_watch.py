@@ -362,7 +362,12 @@ async def test_kubernetes_nodes_are_watched_without_a_selector(api: FakeApi, ben
             await asyncio.sleep(0.005)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-    metadata = {"name": "machine-0", "uid": "n", "resourceVersion": "7"}
+    metadata = {
+        "name": "machine-0",
+        "uid": "n",
+        "resourceVersion": "7",
+        "labels": {"a": "b"},
+    }
     assert taken == [
         ("list", {"metadata": metadata, "spec": {}}),
         ("Node", {"metadata": metadata, "spec": {"unschedulable": True}}),
