@@ -27,6 +27,8 @@ _POLICIES = {"ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"}
 _POLICY_SECONDS = 60.0
 _CONTROLLERS = "--controllers=-endpointslice-controller,-endpoints-controller"
 """Disabled controllers: fake pods have loopback addresses, which EndpointSlices reject."""
+_AUTOSCALING = "--horizontal-pod-autoscaler-sync-period=1s"
+"""Interval at which a HorizontalPodAutoscaler looks at its metric; Kubernetes' default is 15 s."""
 _NATIVE_GANGS = [
     "--feature-gates=GenericWorkload=true,GangScheduling=true",
     "--runtime-config=scheduling.k8s.io/v1alpha1=true",
@@ -45,7 +47,7 @@ class ControlPlane:
     @classmethod
     def up(cls) -> "ControlPlane":
         """Start the control plane. Stop it with `cluster.down()`."""
-        extra = {CONTROLLER_MANAGER: [_CONTROLLERS], APISERVER: _NATIVE_GANGS}
+        extra = {CONTROLLER_MANAGER: [_CONTROLLERS, _AUTOSCALING], APISERVER: _NATIVE_GANGS}
         cluster = Cluster.up(0, extra_args=extra)
         try:
             _install(cluster)

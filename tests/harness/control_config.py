@@ -13,6 +13,8 @@ from tests.harness import paths
 # The kubelet sends a heartbeat every 2 s (see node_config).
 NODE_GRACE_S: Final = 12
 EVICTION_DELAY_S: Final = 5
+# User as whom the API server forwards requests to an API server that an APIService registers.
+AGGREGATOR: Final = "aggregator"
 # Controllers that are off without nodes, because they would delete the pods of fake kubelets.
 _NODE_CONTROLLERS: Final = (
     "node-lifecycle-controller",
@@ -151,9 +153,23 @@ def _apiserver_identity() -> list[str]:
         f"--service-account-issuer=https://kubernetes.default.svc.{paths.CLUSTER_DOMAIN}",
         f"--service-account-key-file={key}",
         f"--service-account-signing-key-file={key}",
+        *_aggregation(),
         "--authorization-mode=Node,RBAC",
         "--enable-admission-plugins=NodeRestriction",
         "--allow-privileged=true",
+    ]
+
+
+def _aggregation() -> list[str]:
+    """Return the arguments with which the API server forwards requests to other API servers."""
+    return [
+        f"--proxy-client-cert-file={state('pki', f'{AGGREGATOR}.crt')}",
+        f"--proxy-client-key-file={state('pki', f'{AGGREGATOR}.key')}",
+        f"--requestheader-client-ca-file={state('pki', 'ca.crt')}",
+        f"--requestheader-allowed-names={AGGREGATOR}",
+        "--requestheader-username-headers=X-Remote-User",
+        "--requestheader-group-headers=X-Remote-Group",
+        "--requestheader-extra-headers-prefix=X-Remote-Extra-",
     ]
 
 

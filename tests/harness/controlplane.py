@@ -66,6 +66,7 @@ class ControlPlane:
         addresses = ["127.0.0.1", paths.API_ADDRESS, paths.API_SERVICE_ADDRESS]
         self.authority.issue("apiserver", _KUBELET_CLIENT, server_names=[*names, full, *addresses])
         self.authority.issue("apiserver-to-kubelet", _KUBELET_CLIENT)
+        self.authority.issue(control_config.AGGREGATOR, control_config.AGGREGATOR)
         _write_config("audit.yaml", control_config.audit_policy())
         self._start("etcd", control_config.etcd())
         self._start(APISERVER, control_config.apiserver())
