@@ -34,8 +34,13 @@ _HEAD = """\
 # podTemplate, and for the other objects. The chart fills in the names in __UNDERSCORES__.
 """
 _OPERATOR = "the operator of ddp-trainer"
+_ON_HOST = "object.spec.?hostNetwork.orValue(false)"
+"""CEL expression that is true for a pod on the network of its Kubernetes node."""
+_RANGE = "[__HOST_PORTS__]"
+"""CEL list of the first and the last port of `workers.hostPorts`, or of two zeros."""
 _OF_KUBERNETES = {
-    "dnsPolicy": "object.spec.dnsPolicy == 'ClusterFirst'",
+    "dnsPolicy": f"object.spec.dnsPolicy == ({_ON_HOST} ? 'ClusterFirstWithHostNet'"
+    " : 'ClusterFirst')",
     "serviceAccountName": "object.spec.serviceAccountName == 'default'",
     "serviceAccount": "object.spec.serviceAccount == 'default'",
     "priority": "true",
@@ -144,7 +149,7 @@ def _pod_rules(policy: PodTemplatePolicy) -> list[JSON]:
             other_container_field,
         ),
         _rule(
-            f"{containers}.all(c, !has(c.ports) || c.ports.all(p, !has(p.hostPort)))",
+            f"{containers}.all(c, !has(c.ports) || c.ports.all(p, {_host_port()}))",
             f"may not create pods with ports of the Kubernetes node, {reason}",
         ),
         _rule(
@@ -179,6 +184,7 @@ def _pod_fields(policy: PodTemplatePolicy) -> dict[str, str]:
         "hostname": _of_owner("object.spec.hostname"),
         "schedulerName": "object.spec.schedulerName in [__GANG_SCHEDULERS__]",
         **gang_fields(),
+        "hostNetwork": f"(!object.spec.hostNetwork || {_RANGE}[0] > 0)",
         "securityContext": _pod_security_context(spec["securityContext"]),
         "subdomain": "object.spec.subdomain == variables.owner.name",
         "volumes": _volumes(spec["volumes"]),
@@ -210,6 +216,15 @@ def _container_fields(policy: PodTemplatePolicy) -> set[str]:
     return chosen | (set(CONTAINER_FIELDS) if policy is PodTemplatePolicy.SCHEDULING else set())
 
 
+def _host_port() -> str:
+    """Return the rule about the host port of a port `p`, which the API server sets if it is absent.
+
+    It must be a port that the installation reserves, so that no pod takes that of another program.
+    """
+    reserved = f"p.hostPort >= {_RANGE}[0] && p.hostPort <= {_RANGE}[1]"
+    return f"!has(p.hostPort) || ({_ON_HOST} && p.hostPort == p.containerPort && {reserved})"
+
+
 _PROBES = ("livenessProbe", "readinessProbe")
 
 
@@ -224,10 +239,16 @@ def _worker(built: JSON, policy: PodTemplatePolicy) -> str:
         raise LookupError(f"no rule states these fields of the worker: {sorted(missing)}")
     fixed = [*_PROBES, "command"]
     if policy is PodTemplatePolicy.OFF:
-        fixed += ["ports", "terminationMessagePolicy"]
+        fixed.append("terminationMessagePolicy")
     rules = [f"c.name == '{contract.WORKER_CONTAINER}'"]
     rules.append("!has(c.args)")
     rules += [f"has(c.{field}) && {same(f'c.{field}', built[field])}" for field in fixed]
+    if policy is PodTemplatePolicy.OFF:
+        names = quoted(port["name"] for port in built["ports"])
+        rules.append(
+            f"has(c.ports) && ({_ON_HOST} ? c.ports.map(p, p.?name.orValue('')) == {names}"
+            f" : ({same('c.ports', built['ports'])}))"
+        )
     rule = f"object.spec.containers.exists(c, {' && '.join(rules)})"
     if policy is PodTemplatePolicy.OFF:
         root = "c.securityContext.?readOnlyRootFilesystem.orValue(false)"

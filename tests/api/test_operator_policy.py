@@ -11,6 +11,7 @@ import yaml
 from ddp_operator.api.job import parse_job
 from ddp_operator.api.pod_policy import ANNOTATIONS, allows_annotation
 from ddp_operator.builders.defaults import Defaults
+from ddp_operator.builders.host_ports import PortRange
 from ddp_operator.builders.network import build_network_policy
 from ddp_operator.builders.pod import build_pod, with_secrets
 from ddp_operator.builders.service import build_service
@@ -105,6 +106,7 @@ def defaults_of(cluster: Cluster, release: str, *values: str) -> Defaults:
         user=None if settings.worker_user == "assigned" else int(settings.worker_user),
         agent_clients=settings.agent_clients,
         annotations=settings.pod_template_annotations,
+        host_ports=PortRange.parse(settings.host_ports) if settings.host_ports else None,
     )
 
 
@@ -327,7 +329,7 @@ async def test_other_values_of_the_chart_let_the_operator_create_its_pods(
             of_pod, of_worker = ("spec", "securityContext"), ("spec", "containers", 0)
             selinux = (*of_worker, "securityContext", "seLinuxOptions")
             for path, value, what, field in (
-                (("spec", "hostNetwork"), True, "this field,", ": hostNetwork"),
+                (("spec", "hostPID"), True, "this field,", ": hostPID"),
                 ((*of_pod, "runAsUser"), 0, "this value of spec.securityContext,", ""),
                 (selinux, {"type": "spc_t"}, "this security context of a container,", ""),
             ):

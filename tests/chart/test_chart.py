@@ -245,6 +245,7 @@ def test_chart_without_an_image_says_what_to_set(name: str) -> None:
         ("workers.user=0", "workers/user"),
         ("workers.sharedMemory=much", "workers/sharedMemory"),
         ("workers.gpuProductLabel=a b", "workers/gpuProductLabel"),
+        ("workers.hostPorts=20000", "workers/hostPorts"),
         ("operator.logFormat=xml", "operator/logFormat"),
         ("networkPolicy.scrapers[0].podSelectr.a=b", "networkPolicy/scrapers/0"),
         ("replicaCount=0", "replicaCount"),

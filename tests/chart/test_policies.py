@@ -7,13 +7,16 @@ import pytest
 import yaml
 
 from ddp_operator.api.pod_policy import ANNOTATIONS
+from ddp_operator.reconcile.host_ports import why_no_host_network
 from tests.chart.test_chart import find_one, rendered, template
 from tests.harness.install import ROOT
+from tests.operator.support import new_job
 
 pytestmark = pytest.mark.api
 
 POLICY = "ValidatingAdmissionPolicy"
 POD_TEMPLATE = "ddp-trainer-pod-template"
+HOST_NETWORK = "ddp-trainer-host-network"
 
 
 def names(documents: list[dict[str, Any]], kind: str) -> set[str]:
@@ -37,6 +40,23 @@ def test_pod_template_policy_is_scheduling_by_default() -> None:
     assert find_one(rendered(), POLICY, POD_TEMPLATE) == find_one(
         rendered("--set", "podTemplate=scheduling"), POLICY, POD_TEMPLATE
     )
+
+
+@pytest.mark.parametrize(("ports", "refused"), [("", True), ("20000-29999", False)])
+def test_host_network_is_refused_unless_ports_are_reserved(ports: str, refused: bool) -> None:
+    for policy in ("scheduling", "full"):
+        documents = rendered("--set", f"podTemplate={policy},workers.hostPorts={ports}")
+        for kind in (POLICY, f"{POLICY}Binding"):
+            assert (HOST_NETWORK in names(documents, kind)) is refused
+        container = find_one(documents, "Deployment")["spec"]["template"]["spec"]["containers"][0]
+        variable = {"name": "DDP_OPERATOR_HOST_PORTS", "value": ports}
+        assert (variable in container["env"]) is not refused
+
+
+def test_message_about_the_host_network_is_that_of_the_operator() -> None:
+    [rule] = find_one(rendered(), POLICY, HOST_NETWORK)["spec"]["validations"]
+    spec = new_job(network={"hostNetwork": True}).spec
+    assert rule["message"] == why_no_host_network(spec, None)
 
 
 def test_admission_policies_can_be_left_out() -> None:

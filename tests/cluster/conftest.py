@@ -24,7 +24,8 @@ def cluster() -> Iterator[Cluster]:
     try:
         install.load_images(running, built)
         # A relist would add requests, and tests count the requests of an idle operator.
-        install.install_chart(running, {"operator.resyncSeconds": "86400"})
+        values = {"operator.resyncSeconds": "86400", "workers.hostPorts": "20000-20999"}
+        install.install_chart(running, values)
         yield running
     finally:
         running.down()

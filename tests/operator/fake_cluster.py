@@ -60,7 +60,7 @@ class FakeCluster:
         self.warning_reads: list[str] = []
         """Uids of the pods whose Events were read."""
         self.warnings_error: ClusterError | None = None
-        self.orders: list[tuple[str, AttemptOrder]] = []
+        self.orders: list[tuple[str, int, AttemptOrder]] = []
         """Attempt orders that were sent to agents, with the address."""
         self.refusals: dict[str, ClusterError] = {}
         """Errors to raise, by the prefix of the write."""
@@ -280,9 +280,9 @@ class FakeCluster:
         changed = status is None or status.revision != revision
         return AgentAnswer(status if changed else None)
 
-    def send_order(self, address: str, secret: str, order: AttemptOrder) -> None:
+    def send_order(self, address: str, port: int, secret: str, order: AttemptOrder) -> None:
         del secret
-        self.orders.append((address, order))
+        self.orders.append((address, port, order))
 
     # --- Storage ----------------------------------------------------------------------------------
 
@@ -326,10 +326,13 @@ class DirectStatuses:
         self._cluster = cluster
         self.followed: set[str] = set()
         """Names of the pods whose agents are followed."""
+        self.ports: set[int] = set()
+        """Ports of the followed agents."""
 
     def follow(self, key: Key, pods: Sequence[PodView], first: int = 0) -> None:
         del key, first
         self.followed = {pod.name for pod in pods}
+        self.ports = {pod.agent_port for pod in pods}
 
     def statuses(self, pods: Sequence[PodView]) -> dict[str, AgentStatus]:
         agents = self._cluster.agents

@@ -39,7 +39,8 @@ class Env(StrEnum):
     ZONE = "DDP_ZONE"
     """Zone of that Kubernetes node. Empty if the pod lacks the label."""
     AGENT_BIND = "DDP_AGENT_BIND"
-    """Address of the agent's HTTP server. All addresses when unset. Only local runs set it."""
+    """Address on which the agent and the rendezvous store listen. All addresses when unset. Only
+    local runs and pods with hostNetwork set it."""
     AGENT_PORT = "DDP_AGENT_PORT"
     """Port of the agent's HTTP server."""
     AGENT_SECRET = "DDP_AGENT_SECRET"  # noqa: S105 (the name of a variable)
@@ -47,7 +48,8 @@ class Env(StrEnum):
     JOB_SECRET = "DDP_JOB_SECRET"  # noqa: S105 (likewise)
     """Secret with which the agents of a job sign their messages to each other."""
     BARRIER_PORT = "DDP_BARRIER_PORT"
-    """Port on which node 0's agent waits for the other agents. Pods use the default."""
+    """Port on which node 0's agent waits for the other agents. Pods with a network of their own use
+    the default."""
     GRACE_SECONDS = "DDP_GRACE_SECONDS"
     """Seconds between SIGTERM and SIGKILL when the pod is deleted."""
     POD_INFO_DIR = "DDP_POD_INFO_DIR"

@@ -3,7 +3,7 @@
 from enum import StrEnum
 from typing import Annotated
 
-from pydantic import Field, StrictInt, StringConstraints
+from pydantic import Field, StrictBool, StrictInt, StringConstraints
 
 from ddp_operator.api.base import ApiModel
 
@@ -53,3 +53,5 @@ class Network(ApiModel):
     """Level of NCCL messages in the log: Version, Warn, Info or Trace."""
     rdma: Rdma | None = None
     """RDMA devices of each worker pod. The worker container then has the capability IPC_LOCK, which the Pod Security Standards allow only in privileged namespaces."""  # noqa: E501
+    host_network: StrictBool = False
+    """Whether the pods use the network of their Kubernetes nodes, with ports that the operator allocates to the job. The installation must allow it with workers.hostPorts of the chart. NetworkPolicies do not apply to such pods, and the Pod Security Standards allow them only in privileged namespaces."""  # noqa: E501

@@ -326,6 +326,11 @@ class DDPJobSpec(ApiModel):
         return self.elastic is not None or self.spares > 0
 
     @property
+    def uses_host_network(self) -> bool:
+        """Return whether the pods use the network and the ports of their Kubernetes nodes."""
+        return self.network is not None and self.network.host_network
+
+    @property
     def uses_standby(self) -> bool:
         """Return whether attempts fork from a standby, which is the default."""
         return self.standby is not False

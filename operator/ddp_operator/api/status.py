@@ -224,6 +224,8 @@ class PodsStatus(StatusModel):
     """Directory of the checkpoints, as CLAIM/PATH. Another job that names this directory in checkpoint.path starts only after this job has ended."""  # noqa: E501
     gang: GangStatus | None = None
     """Gang of the pods. Absent if the scheduler places each pod on its own."""
+    first_port: int | None = None
+    """First of the ports that the operator has allocated to the job on each Kubernetes node. Absent without network.hostNetwork, and once all pods have ended."""  # noqa: E501
     gpu_product: ShortText | None = None
     """GPU product of all later pods: a value of the label that spec.gpuProduct refers to. The operator chooses it when pods of a job without spec.gpuProduct were placed on different products. Absent before."""  # noqa: E501
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from ddp_operator.api.pod_policy import ANNOTATIONS, PodTemplatePolicy
 from ddp_operator.builders.gangs.versions import Gangs
+from ddp_operator.builders.host_ports import PortRange
 from ddp_operator.builders.network import PolicyPeer
 from ddp_operator.builders.placement import GPU_PRODUCT_LABEL
 
@@ -29,6 +30,8 @@ class Defaults:
     """Annotations that a job may set on its pods, see `allows_annotation`."""
     gpu_product_label: str = GPU_PRODUCT_LABEL
     """Label of Kubernetes nodes that `spec.gpuProduct` of a job refers to."""
+    host_ports: PortRange | None = None
+    """Ports for jobs with `network.hostNetwork`, or None if no job may use it."""
     gangs: Gangs = field(default_factory=Gangs)
     """Gang schedulers that jobs may use."""
     pinned_image: str | None = None

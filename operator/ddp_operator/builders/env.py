@@ -5,14 +5,14 @@ from typing import Any
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.sizes import command_text, config_text
 from ddp_operator.builders import names
+from ddp_operator.builders.host_ports import ports_of
 from ddp_operator.builders.network_profiles import PROFILES
 from ddp_wire import expansion
 from ddp_wire.contract import (
-    AGENT_PORT,
+    BARRIER_PORT,
     CHECKPOINT_MOUNT,
     LABEL_RACK,
     LABEL_ZONE,
-    RENDEZVOUS_PORT_BASE,
     Env,
 )
 
@@ -23,6 +23,9 @@ _NODE_FIELDS = {
 }
 """Variables that describe the pod's location, from pod fields. An absent label gives an empty
 value."""
+_HOST_NETWORK_FIELDS = {Env.AGENT_BIND: "status.podIP"}
+"""Variables of pods on the network of their Kubernetes node. The agent and the rendezvous store
+listen on the address by which the other pods know the node, and on no other one."""
 
 
 def checkpoint_path(job: DDPJob) -> str:
@@ -49,9 +52,10 @@ def build_env(job: DDPJob, index: int, log_format: str = "text") -> list[dict[st
     """
     variables = _contract(job, index, log_format) | workload_variables(job) | _network(job)
     from_user = [e.model_dump(by_alias=True, exclude_none=True) for e in job.spec.env or []]
+    fields = _NODE_FIELDS | (_HOST_NETWORK_FIELDS if job.spec.uses_host_network else {})
     from_fields = [
         {"name": str(name), "valueFrom": {"fieldRef": {"fieldPath": path}}}
-        for name, path in _NODE_FIELDS.items()
+        for name, path in fields.items()
     ]
     # The kubelet expands references in every value. Those of a command are left to the agent, which
     # knows all variables, and a configuration has none.
@@ -60,7 +64,8 @@ def build_env(job: DDPJob, index: int, log_format: str = "text") -> list[dict[st
 
 
 def _contract(job: DDPJob, index: int, log_format: str) -> dict[str, str]:
-    return {
+    ports = ports_of(job)
+    out: dict[str, str] = {
         Env.JOB_NAME: job.metadata.name,
         Env.JOB_NAMESPACE: job.metadata.namespace,
         Env.JOB_UID: job.metadata.uid,
@@ -69,12 +74,15 @@ def _contract(job: DDPJob, index: int, log_format: str) -> dict[str, str]:
         Env.PROCS_PER_NODE: str(job.spec.ranks_per_node),
         Env.RENDEZVOUS_HOST: names.pod_address(job, 0),
         Env.ADDRESS_PATTERN: names.address_pattern(job),
-        Env.RENDEZVOUS_PORT_BASE: str(RENDEZVOUS_PORT_BASE),
+        Env.RENDEZVOUS_PORT_BASE: str(ports.rendezvous),
         Env.POD_ADDRESS: names.pod_address(job, index),
-        Env.AGENT_PORT: str(AGENT_PORT),
+        Env.AGENT_PORT: str(ports.agent),
         Env.LOG_FORMAT: log_format,
         Env.STANDBY: str(job.spec.uses_standby).lower(),
     }
+    if ports.barrier != BARRIER_PORT:
+        out[Env.BARRIER_PORT] = str(ports.barrier)
+    return out
 
 
 def workload_variables(job: DDPJob) -> dict[str, str]:

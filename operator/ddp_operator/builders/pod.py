@@ -18,6 +18,7 @@ from ddp_operator.builders import names
 from ddp_operator.builders.affinity import avoided_nodes, with_terms
 from ddp_operator.builders.defaults import Defaults
 from ddp_operator.builders.gangs.schedulers import with_marks
+from ddp_operator.builders.host_ports import ports_of
 from ddp_operator.builders.overlay import apply_overlay, are_objects
 from ddp_operator.builders.placement import placement_terms
 from ddp_operator.builders.pod_spec import LAST_WORDS, build_pod_spec, with_lost_nodes
@@ -27,13 +28,6 @@ _RESERVED = "DDP_"
 """Prefix of the environment variables that only the operator sets, for the agent."""
 _KUBERNETES_GRACE_SECONDS = 30
 """Grace period that Kubernetes gives to a pod whose podTemplate removes the field."""
-
-_SCRAPED = {
-    "prometheus.io/scrape": "true",
-    "prometheus.io/port": str(contract.AGENT_PORT),
-    "prometheus.io/path": "/metrics",
-}
-"""Annotations by which a common Prometheus configuration finds the pod's metrics."""
 
 
 def build_pod(job: DDPJob, index: int, attempt: int, defaults: Defaults) -> dict[str, Any]:
@@ -53,7 +47,7 @@ def build_pod(job: DDPJob, index: int, attempt: int, defaults: Defaults) -> dict
             "name": names.pod_name(job, index),
             "namespace": job.metadata.namespace,
             "labels": {**names.labels(job), contract.LABEL_NODE_INDEX: str(index)},
-            "annotations": _SCRAPED | fixed,
+            "annotations": _scraped(job) | fixed,
             "ownerReferences": [names.owner_reference(job)],
         },
         "spec": build_pod_spec(job, index, defaults),
@@ -82,6 +76,15 @@ def build_pod(job: DDPJob, index: int, attempt: int, defaults: Defaults) -> dict
             for item in merged["spec"]["containers"]
         ]
     return with_marks(_with_grace(_with_affinity(merged, job, defaults)), job, defaults.gangs)
+
+
+def _scraped(job: DDPJob) -> dict[str, str]:
+    """Return annotations by which a common Prometheus configuration finds the pod's metrics."""
+    return {
+        "prometheus.io/scrape": "true",
+        "prometheus.io/port": str(ports_of(job).agent),
+        "prometheus.io/path": "/metrics",
+    }
 
 
 def _with_affinity(pod: dict[str, Any], job: DDPJob, defaults: Defaults) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from ddp_operator.api.network import Rdma
 from ddp_operator.builders import names
 from ddp_operator.builders.defaults import Defaults
 from ddp_operator.builders.env import build_env
+from ddp_operator.builders.host_ports import ports_of
 from ddp_wire import contract
 
 GPU_RESOURCE = "nvidia.com/gpu"
@@ -53,6 +54,9 @@ def build_pod_spec(job: DDPJob, index: int, defaults: Defaults) -> dict[str, Any
         "priorityClassName": _priority_class(job, index),
         "imagePullSecrets": [{"name": name} for name in spec.image_pull_secrets or []],
     }
+    if spec.uses_host_network:
+        # With the default policy the pods would ask the node's DNS servers, which know no pods.
+        out |= {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}
     return {key: value for key, value in out.items() if value is not None and value != []}
 
 
@@ -99,7 +103,7 @@ def with_lost_nodes(given: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _container(job: DDPJob, index: int, defaults: Defaults) -> dict[str, Any]:
-    spec = job.spec
+    spec, ports = job.spec, ports_of(job)
     policy = spec.image_pull_policy
     return {
         "name": contract.WORKER_CONTAINER,
@@ -109,8 +113,8 @@ def _container(job: DDPJob, index: int, defaults: Defaults) -> dict[str, Any]:
         "command": ["python3", "-P", "-m", "ddp_agent"],
         "env": build_env(job, index, defaults.log_format),
         "ports": [
-            {"name": "agent", "containerPort": contract.AGENT_PORT},
-            {"name": "barrier", "containerPort": contract.BARRIER_PORT},
+            {"name": "agent", "containerPort": ports.agent},
+            {"name": "barrier", "containerPort": ports.barrier},
         ],
         "resources": _resources(job),
         "volumeMounts": _mounts(job),

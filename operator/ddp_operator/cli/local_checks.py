@@ -15,11 +15,13 @@ def without_cluster_fields(manifest: Manifest) -> Manifest:
     """Return the job without the fields whose values are valid only in a cluster.
 
     A local run has no other controller that could manage the job. Its ranks use loopback addresses,
-    and NCCL would not find the devices of a network profile.
+    for which hostNetwork has no meaning, and NCCL would not find the devices of a network profile.
     """
     spec = {key: value for key, value in manifest["spec"].items() if key != "managedBy"}
     if isinstance(spec.get("network"), Mapping):
-        spec["network"] = {k: v for k, v in spec["network"].items() if k != "profile"}
+        spec["network"] = {
+            k: v for k, v in spec["network"].items() if k not in {"profile", "hostNetwork"}
+        }
     return {**manifest, "spec": spec}
 
 

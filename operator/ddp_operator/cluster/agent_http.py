@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 from ddp_operator.limits import BODY_BYTES, HEAD_BYTES, MOST_HEADERS, PIECE_BYTES
 
+Address = tuple[str, int]
+"""IP address of a pod and port of its agent."""
 _IDLE_SECONDS = 4.0
 """Seconds after which the client closes an unused connection. The agent does so after 5 s."""
 _END = b"\r\n\r\n"
@@ -47,17 +49,16 @@ class NoResponseError(Exception):
 class AgentConnections:
     """Open connections to agents, which are reused for a few seconds."""
 
-    def __init__(self, port: int, most: int) -> None:
-        """Create a client of the agents that listen at a port.
+    def __init__(self, most: int) -> None:
+        """Create a client without connections.
 
         Args:
-            port: Port of all agents.
             most: Maximum number of open connections. Further requests wait until a connection is
                 free.
         """
-        self._port, self._most = port, most
+        self._most = most
         self._places = asyncio.Semaphore(most)
-        self._idle: dict[str, _Connection] = {}
+        self._idle: dict[Address, _Connection] = {}
         """Unused connection by address, the longest unused one first."""
         self._open: set[_Connection] = set()
 
@@ -73,12 +74,12 @@ class AgentConnections:
         self._idle.clear()
 
     async def send(
-        self, host: str, request: bytes, *, connect_seconds: float, seconds: float
+        self, address: Address, request: bytes, *, connect_seconds: float, seconds: float
     ) -> Response:
         """Send a request and return its answer.
 
         Args:
-            host: Address of the pod.
+            address: Address of the agent.
             request: Head and body of the request.
             connect_seconds: Longest time until the connection is open.
             seconds: Longest time until the answer is complete.
@@ -87,7 +88,7 @@ class AgentConnections:
             NoResponseError: There was no valid answer in time.
         """
         async with self._places:
-            idle = self._idle.pop(host, None)
+            idle = self._idle.pop(address, None)
             if idle is not None:
                 try:
                     return await self._exchange(idle, request, seconds)
@@ -95,18 +96,18 @@ class AgentConnections:
                     if error.size or not error.closed:
                         raise
                     # The agent closed the unused connection. It did not read the request.
-            connection = await self._connect(host, min(connect_seconds, seconds))
+            connection = await self._connect(address, min(connect_seconds, seconds))
             return await self._exchange(connection, request, seconds)
 
-    async def _connect(self, host: str, seconds: float) -> "_Connection":
+    async def _connect(self, address: Address, seconds: float) -> "_Connection":
         while self._idle and len(self._open) >= self._most:
             self._idle.pop(next(iter(self._idle))).abort()
-        connection = _Connection(host, self._forget)
+        connection = _Connection(address, self._forget)
         self._open.add(connection)
         try:
             async with asyncio.timeout(seconds):
                 loop = asyncio.get_running_loop()
-                await loop.create_connection(lambda: connection, host, self._port)
+                await loop.create_connection(lambda: connection, *address)
         except BaseException as error:
             self._open.discard(connection)
             connection.abort()
@@ -132,24 +133,24 @@ class AgentConnections:
         return response
 
     def _keep(self, connection: "_Connection") -> None:
-        older = self._idle.pop(connection.host, None)
+        older = self._idle.pop(connection.address, None)
         if older is not None:
             older.abort()
-        self._idle[connection.host] = connection
+        self._idle[connection.address] = connection
         connection.abort_after(_IDLE_SECONDS)
 
     def _forget(self, connection: "_Connection") -> None:
         """Remove a closed connection from the open ones."""
         self._open.discard(connection)
-        if self._idle.get(connection.host) is connection:
-            del self._idle[connection.host]
+        if self._idle.get(connection.address) is connection:
+            del self._idle[connection.address]
 
 
 class _Connection(asyncio.Protocol):
     """One connection to an agent. It reads one answer at a time and refuses unrequested bytes."""
 
-    def __init__(self, host: str, on_lost: Callable[["_Connection"], None]) -> None:
-        self.host, self._on_lost = host, on_lost
+    def __init__(self, address: Address, on_lost: Callable[["_Connection"], None]) -> None:
+        self.address, self._on_lost = address, on_lost
         self._transport: asyncio.Transport | None = None
         self._answer: asyncio.Future[Response] | None = None
         self._timer: asyncio.TimerHandle | None = None

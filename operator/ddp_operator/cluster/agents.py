@@ -10,7 +10,12 @@ import resource
 
 from pydantic import ValidationError
 
-from ddp_operator.cluster.agent_http import AgentConnections, NoResponseError, Response
+from ddp_operator.cluster.agent_http import (
+    Address,
+    AgentConnections,
+    NoResponseError,
+    Response,
+)
 from ddp_operator.cluster.base import AgentAnswer
 from ddp_operator.limits import FEWEST_CONNECTIONS, MOST_CONNECTIONS, MOST_ORDERS, OTHER_FILES
 from ddp_wire.contract import AGENT_PORT
@@ -39,16 +44,16 @@ class Agents:
         """Create a client. The event loop must be running.
 
         Args:
-            port: Port of all agents.
+            port: Port of all agents for which a call names no port.
             most: Maximum number of open connections. The default follows from the limit of open
                 files.
         """
         most = most or connections_for(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-        self._requests = AgentConnections(port, most)
-        self._order_requests = AgentConnections(port, MOST_ORDERS)
+        self._requests = AgentConnections(most)
+        self._order_requests = AgentConnections(MOST_ORDERS)
         self._port, self._most = port, most
         self._warned = False
-        self._orders: dict[str, asyncio.Task[bool]] = {}
+        self._orders: dict[Address, asyncio.Task[bool]] = {}
         """Orders that are being sent, by address."""
         self._reading = asyncio.Lock()
 
@@ -62,7 +67,7 @@ class Agents:
         self._order_requests.close()
 
     async def watch_status(
-        self, host: str, secret: str, revision: int, seconds: float
+        self, host: str, secret: str, revision: int, seconds: float, port: int | None = None
     ) -> AgentAnswer:
         """Return the agent's answer once its status changes, or after the given seconds.
 
@@ -70,10 +75,11 @@ class Agents:
         """
         self._warn_if_full()
         target = f"/status?revision={revision}&wait={seconds:.0f}"
-        nonce, request = self._signed(host, secret, "GET", target)
+        address = host, port or self._port
+        nonce, request = _signed(address, secret, "GET", target)
         try:
             response = await self._requests.send(
-                host,
+                address,
                 request,
                 connect_seconds=_CONNECT_SECONDS,
                 seconds=seconds + _CONNECT_SECONDS,
@@ -95,28 +101,33 @@ class Agents:
                 return None
             return _parse(response.body)
 
-    def send_order(self, host: str, secret: str, order: AttemptOrder) -> None:
+    def send_order(
+        self, host: str, secret: str, order: AttemptOrder, port: int | None = None
+    ) -> None:
         """Begin to send an attempt order. Cancel an older order to the same agent."""
-        older = self._orders.pop(host, None)
+        address = host, port or self._port
+        older = self._orders.pop(address, None)
         if older is not None:
             older.cancel()
         if len(self._orders) >= MOST_ORDERS:
             return
-        sending = asyncio.ensure_future(self.order_attempt(host, secret, order))
-        self._orders[host] = sending
-        sending.add_done_callback(functools.partial(self._forget_order, host))
+        sending = asyncio.ensure_future(self.order_attempt(host, secret, order, port))
+        self._orders[address] = sending
+        sending.add_done_callback(functools.partial(self._forget_order, address))
 
-    def _forget_order(self, host: str, sent: asyncio.Task[bool]) -> None:
-        if self._orders.get(host) is sent:
-            del self._orders[host]
+    def _forget_order(self, address: Address, sent: asyncio.Task[bool]) -> None:
+        if self._orders.get(address) is sent:
+            del self._orders[address]
 
-    async def order_attempt(self, host: str, secret: str, order: AttemptOrder) -> bool:
+    async def order_attempt(
+        self, host: str, secret: str, order: AttemptOrder, port: int | None = None
+    ) -> bool:
         """Send an attempt order. Return whether the agent accepted it."""
-        body = order.to_json().encode()
-        _, request = self._signed(host, secret, "POST", "/attempt", body)
+        body, address = order.to_json().encode(), (host, port or self._port)
+        _, request = _signed(address, secret, "POST", "/attempt", body)
         try:
             response = await self._order_requests.send(
-                host, request, connect_seconds=_CONNECT_SECONDS, seconds=_ORDER_SECONDS
+                address, request, connect_seconds=_CONNECT_SECONDS, seconds=_ORDER_SECONDS
             )
         except NoResponseError:
             return False
@@ -131,19 +142,20 @@ class Agents:
                 self._most,
             )
 
-    def _signed(
-        self, host: str, secret: str, method: str, target: str, body: bytes = b""
-    ) -> tuple[str, bytes]:
-        """Return a new nonce and a signed request, or an unsigned one for a pod without secret."""
-        nonce = random_text()
-        place = f"[{host}]" if ":" in host else host
-        lines = [f"{method} {target} HTTP/1.1", f"Host: {place}:{self._port}"]
-        if secret:
-            signature = sign_request(secret, nonce, method, target, body)
-            lines += [f"{NONCE_HEADER}: {nonce}", f"{SIGNATURE_HEADER}: {signature}"]
-        if body:
-            lines += ["Content-Type: application/json", f"Content-Length: {len(body)}"]
-        return nonce, "\r\n".join([*lines, "", ""]).encode() + body
+
+def _signed(
+    address: Address, secret: str, method: str, target: str, body: bytes = b""
+) -> tuple[str, bytes]:
+    """Return a new nonce and a signed request, or an unsigned one for a pod without secret."""
+    nonce, (host, port) = random_text(), address
+    place = f"[{host}]" if ":" in host else host
+    lines = [f"{method} {target} HTTP/1.1", f"Host: {place}:{port}"]
+    if secret:
+        signature = sign_request(secret, nonce, method, target, body)
+        lines += [f"{NONCE_HEADER}: {nonce}", f"{SIGNATURE_HEADER}: {signature}"]
+    if body:
+        lines += ["Content-Type: application/json", f"Content-Length: {len(body)}"]
+    return nonce, "\r\n".join([*lines, "", ""]).encode() + body
 
 
 def connections_for(open_files: int) -> int:

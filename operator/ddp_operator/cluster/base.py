@@ -214,8 +214,8 @@ class Cluster(Protocol):
     async def watch_agent_status(self, pod: PodView, revision: int, seconds: float) -> AgentAnswer:
         """Return the answer of the pod's agent once its status changes, or after some seconds."""
 
-    def send_order(self, address: str, secret: str, order: AttemptOrder) -> None:
-        """Begin to send a signed attempt order to the agent at an address.
+    def send_order(self, address: str, port: int, secret: str, order: AttemptOrder) -> None:
+        """Begin to send a signed attempt order to the agent at an address and port.
 
         The call does not wait for the agent. A failure is ignored, because the pod's annotation
         contains the same order.

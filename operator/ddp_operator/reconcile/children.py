@@ -48,8 +48,14 @@ LINGERING_GRACE_SECONDS = 1
 """Grace period in seconds of a pod whose worker has ended while a sidecar still runs."""
 
 
-def fresh_pods(job: DDPJob, defaults: Defaults) -> PodsStatus:
-    """Return the settings that all pods share when they are created together."""
+def fresh_pods(job: DDPJob, defaults: Defaults, first_port: int | None = None) -> PodsStatus:
+    """Return the settings that all pods share when they are created together.
+
+    Args:
+        job: The job.
+        defaults: The operator's defaults for spec fields that a job leaves out.
+        first_port: First port of the job's block, if it uses the network of the Kubernetes nodes.
+    """
     spec = job.spec
     policy = spec.image_pull_policy
     return PodsStatus(
@@ -58,6 +64,7 @@ def fresh_pods(job: DDPJob, defaults: Defaults) -> PodsStatus:
         image_pull_policy=policy.value if policy else defaults.image_pull_policy,
         checkpoint_directory=checkpoint_directory(job),
         gang=new_gang(job, defaults.gangs),
+        first_port=first_port if spec.uses_host_network else None,
     )
 
 
@@ -168,7 +175,7 @@ def _ensure_living(world: World, pod: PodView, *, recreate: bool, elsewhere: boo
         return [_delete(pod)]
     # A request to an agent that does not answer would only delay the annotation.
     address = pod.ip if pod.uid in world.agent_statuses else None
-    return [SetAttempt(pod.name, pod.uid, order.to_text(), address, pod.secret)]
+    return [SetAttempt(pod.name, pod.uid, order.to_text(), address, pod.secret, pod.agent_port)]
 
 
 def delete_pods(world: World) -> list[Action]:

@@ -29,6 +29,7 @@ from ddp_operator.reconcile import (
     goodput,
     gpu_products,
     hangs,
+    host_ports,
     late_cause,
     lifecycle,
     new_attempt,
@@ -125,6 +126,9 @@ def _begin(world: World, defaults: Defaults) -> Plan:
     # Two jobs must not write to one directory, so the wait comes before any start.
     if world.checkpoint_owner is not None:
         return checkpoint_owner.wait(world, world.checkpoint_owner)
+    # Pods need their ports before they exist.
+    if host_ports.lacks_ports(world, defaults):
+        return host_ports.wait(world, defaults)
     if world.job.status.attempt_spec_hash is None:
         return new_attempt.start_or_resume(world, defaults)
     return new_attempt.restart_for_new_spec(world, defaults)

@@ -1,4 +1,4 @@
-"""Report a job whose pods or gang the operator's settings forbid.
+"""Report a job whose pods, network or gang the operator's settings forbid.
 
 The chart's ValidatingAdmissionPolicy refuses such jobs. The operator reports a job that is older
 than the policy, or a job in a cluster without the policy.
@@ -9,6 +9,7 @@ from ddp_operator.api.status import ConditionType
 from ddp_operator.builders.defaults import Defaults
 from ddp_operator.reconcile.conditions import ConditionWriter
 from ddp_operator.reconcile.gangs import why_no_gang
+from ddp_operator.reconcile.host_ports import why_no_host_network
 from ddp_operator.reconcile.invalid_spec import INVALID
 from ddp_operator.reconcile.lifecycle import is_finished
 from ddp_operator.reconcile.plan import CreatePod, Event, EventType, Plan
@@ -23,6 +24,7 @@ def without_forbidden_pods(world: World, plan: Plan, defaults: Defaults) -> Plan
     if not _needs_new_pods(world, plan):
         return plan
     sentence = forbidden_field(world.job.spec, defaults.pod_template, defaults.annotations)
+    sentence = sentence or why_no_host_network(world.job.spec, defaults.host_ports)
     sentence = sentence or why_no_gang(world.job, defaults)
     if sentence is None:
         return plan

@@ -49,6 +49,7 @@ def after_finish(world: World) -> Plan:
     deletes = spec.clean_pod_policy is CleanPodPolicy.ALL
     actions = (delete_pods(world) if deletes else end_pods(world)) + release_groups(world)
     status = status.model_copy(update={"replicas": len(world.pods)})
+    status = _with_released_ports(world, status)
     ttl = spec.ttl_seconds_after_finished
     if ttl is None or status.completion_time is None:
         return Plan(status, tuple(actions))
@@ -88,7 +89,18 @@ def suspend(world: World) -> Plan:
             "refused_spec_hash": None,  # Resumption tries again: an input may have changed.
         }
     )
+    status = _with_released_ports(world, status)
     return Plan(status, (*delete_pods(world), *release_groups(world)))
+
+
+def _with_released_ports(world: World, status: DDPJobStatus) -> DDPJobStatus:
+    """Return the status without the block of host ports once no container of the job runs."""
+    if status.pods is None or status.pods.first_port is None:
+        return status
+    if any(not pod.terminal or pod.lingers for pod in world.pods):
+        return status
+    pods = status.pods.model_copy(update={"first_port": None})
+    return status.model_copy(update={"pods": pods})
 
 
 def exceeded_deadline(world: World) -> tuple[str, str] | None:

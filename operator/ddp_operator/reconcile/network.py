@@ -8,12 +8,12 @@ from ddp_operator.reconcile.plan import Event, EventType
 def unprotected_events(job: DDPJob, defaults: Defaults) -> tuple[Event, ...]:
     """Return the Event about pods that the NetworkPolicy cannot protect, if any."""
     template = job.spec.pod_template
-    if defaults.agent_clients is None or template is None:
-        return ()
-    if not (template.spec or {}).get("hostNetwork"):
+    overlay = (template.spec or {}) if template is not None else {}
+    field = "network" if job.spec.uses_host_network else "podTemplate"
+    if defaults.agent_clients is None or not (field == "network" or overlay.get("hostNetwork")):
         return ()
     text = (
-        "podTemplate sets hostNetwork, so the job's NetworkPolicy does not protect its pods:"
+        f"{field} sets hostNetwork, so the job's NetworkPolicy does not protect its pods:"
         " everything that can connect to their Kubernetes nodes can connect to torchrun's store"
     )
     return (Event(EventType.WARNING, "NetworkPolicyIgnored", text),)

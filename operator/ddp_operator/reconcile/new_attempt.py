@@ -47,7 +47,7 @@ def start_or_resume(world: World, defaults: Defaults) -> Plan:
             "queue": None,
             "refused_spec_hash": None,
             "attempts_without_progress": 0,
-            "pods": fresh_pods(world.job, defaults),
+            "pods": fresh_pods(world.job, defaults, world.free_port),
         }
     )
     if status.is_true(ConditionType.SUSPENDED):
@@ -73,7 +73,9 @@ def restart_for_new_spec(world: World, defaults: Defaults) -> Plan:
     status = budgets.charge(status, Cause.FREE, world.now)
     # The new spec may fix the stall.
     counts = {"stalled_attempts": 0, "attempts_without_progress": 0}
-    status = status.model_copy(update=counts | {"pods": fresh_pods(world.job, defaults)})
+    status = status.model_copy(
+        update=counts | {"pods": fresh_pods(world.job, defaults, world.free_port)}
+    )
     events = (event, *unprotected_events(world.job, defaults))
     return start_next(world, status, events, defaults)
 

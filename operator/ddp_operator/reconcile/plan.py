@@ -10,6 +10,7 @@ from ddp_operator.builders import names
 from ddp_operator.builders.defaults import Defaults
 from ddp_operator.builders.kinds import KINDS, ChildKind, row_name
 from ddp_operator.builders.pod import build_pod
+from ddp_wire.contract import AGENT_PORT
 from ddp_wire.plain_text import plain_text
 
 
@@ -97,6 +98,8 @@ class SetAttempt:
     annotation."""
     secret: str = field(default="", compare=False, repr=False)
     """Secret of the pod, which signs the direct order."""
+    port: int = field(default=AGENT_PORT, compare=False)
+    """Port of the agent for a direct order."""
 
 
 @dataclass(frozen=True)

@@ -72,6 +72,8 @@ class PodView:
     scheduled_at: datetime | None = None
     """Time at which the pod was assigned to its Kubernetes node, if the scheduler reports it."""
     ip: str | None = None
+    agent_port: int = contract.AGENT_PORT
+    """Port of the agent. The job's status names it, because the pod's user could change it."""
     image: str | None = None
     """Image of the worker container."""
     image_by_digest: str | None = None

@@ -52,6 +52,9 @@ class World:
     """Minimum time between two status writes that change only the progress."""
     checkpoint_owner: str | None = None
     """Name of another job that owns this job's checkpoint directory, or None."""
+    free_port: int | None = None
+    """First port of the block that a job with `network.hostNetwork` gets, or has already. None if
+    no block is free."""
     blocked: str | None = None
     """Error of the API server that stopped the actions of the last plan."""
 

@@ -186,7 +186,7 @@ class ActionRunner:
         order = order_from_text(action.value)
         if action.ip is not None and order is not None:
             request = AttemptOrder.of(job.metadata.uid, order)
-            self._cluster.send_order(action.ip, action.secret, request)
+            self._cluster.send_order(action.ip, action.port, action.secret, request)
 
     async def _annotate(self, namespace: str, action: SetAttempt) -> None:
         annotations = {contract.ANNOTATION_ATTEMPT: action.value}

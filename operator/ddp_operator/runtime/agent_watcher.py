@@ -150,7 +150,7 @@ class AgentWatcher:
 
     def _ensure(self, job: JobWatches, uid: str, pod: PodView) -> None:
         """Start a watch. Restart it if a change of the pod makes a new request worthwhile."""
-        state = (pod.ip, pod.phase, pod.ready, pod.deleting)
+        state = (pod.ip, pod.agent_port, pod.phase, pod.ready, pod.deleting)
         known = job.watches.get(uid)
         if known is not None and known.state == state:
             return

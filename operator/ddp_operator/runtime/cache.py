@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from ddp_operator.builders.kinds import KINDS
 from ddp_operator.cluster.base import ClusterSnapshot, Key, Listing, Manifest
 from ddp_operator.runtime.directories import Directories
+from ddp_operator.runtime.host_ports import HostPorts
 from ddp_operator.runtime.ownership import is_foreign
 from ddp_operator.runtime.pod_places import PodPlaces
 from ddp_wire import contract
@@ -45,6 +46,8 @@ class _Contents:
     """Requests that have not yet been answered."""
     directories: Directories = field(default_factory=Directories)
     """Index of the owners of all checkpoint directories."""
+    host_ports: HostPorts = field(default_factory=HostPorts)
+    """Index of the host ports of all jobs."""
     places: PodPlaces = field(default_factory=PodPlaces)
     """Index of the Kubernetes nodes of all living pods."""
 
@@ -56,11 +59,13 @@ class _Contents:
             return
         self.jobs[key] = job
         self.directories.put(key, job)
+        self.host_ports.put(key, job)
 
     def remove_job(self, key: Key) -> None:
         """Remove the job with a key, if it is stored."""
         if self.jobs.pop(key, None) is not None:
             self.directories.drop(key)
+            self.host_ports.drop(key)
 
     def store_child(self, kind: str, key: Key, child: Manifest) -> None:
         """Store a child of a job, and replace the stored version."""
@@ -96,6 +101,7 @@ class Cache:
         self._contents = _Contents()
         self._jobs, self._children = self._contents.jobs, self._contents.children
         self.directories, self.places = self._contents.directories, self._contents.places
+        self.host_ports = self._contents.host_ports
         self.restored = self._contents.restored
         """Set when the API server returned older versions than before, as a restored etcd does."""
 

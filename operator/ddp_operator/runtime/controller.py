@@ -37,6 +37,7 @@ from ddp_operator.reconcile.plan import (
     Plan,
 )
 from ddp_operator.reconcile.status_throttle import is_minor, seconds_until_write
+from ddp_operator.reconcile.waiting import LOOK_SECONDS
 from ddp_operator.reconcile.world import World
 from ddp_operator.runtime.actions import ActionRunner
 from ddp_operator.runtime.agent_statuses import AgentStatuses
@@ -150,7 +151,7 @@ class Controller:
             text = f"{fields}: a newer operator wrote values that this one does not know"
             await self._warn_once(state, raw, text)
         if checkpoint_owner.may_share(job) and not self._is_listed(key[0]):
-            return checkpoint_owner.LOOK_SECONDS  # The owner of its directory may be unknown.
+            return LOOK_SECONDS  # The owner of its directory may be unknown.
         created_in, state.creating = state.creating, None
         world, plan = await self._decider.decide(job, self._cache.children("Pod", key), state)
         continues = _continues_creation(job, plan, created_in)

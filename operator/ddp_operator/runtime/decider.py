@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 
 from ddp_operator.api.job import DDPJob
 from ddp_operator.builders.defaults import Defaults
+from ddp_operator.builders.host_ports import ports_of
 from ddp_operator.builders.kinds import KINDS
 from ddp_operator.cluster.base import Manifest
 from ddp_operator.limits import LARGE_JOB
@@ -20,6 +21,7 @@ from ddp_operator.runtime.cache import Cache
 from ddp_operator.runtime.job_state import JobState
 from ddp_operator.runtime.kubernetes_nodes import NodeViews
 from ddp_operator.runtime.ownership import belongs
+from ddp_wire.contract import AGENT_PORT
 
 
 class Decider:
@@ -50,11 +52,13 @@ class Decider:
     ) -> tuple[World, Plan]:
         """Return the observed state of a job with these pods, and the plan for the job."""
         owner = self._checkpoint_owner(job)
+        port = self._free_port(job) if owner is None else None
 
         def look() -> tuple[World, Plan]:
             # CPU time of this thread, so that other threads and processes cost nothing.
             started = time.thread_time()
-            world = replace(self._observe(job, pods, state), checkpoint_owner=owner)
+            seen = self._observe(job, pods, state)
+            world = replace(seen, checkpoint_owner=owner, free_port=port)
             plan = self._without_held_repairs(job, decide(world, self._defaults), state)
             state.decision_seconds = time.thread_time() - started
             return world, plan
@@ -73,9 +77,20 @@ class Decider:
             return None
         return self._cache.directories.owner(job.key)
 
+    def _free_port(self, job: DDPJob) -> int | None:
+        """Return the first port of the block of a job that is about to start, or None."""
+        ports, starts = self._defaults.host_ports, job.status.attempt_spec_hash != job.spec_hash
+        if ports is None or not job.spec.uses_host_network or not starts:
+            return None
+        if job.spec.suspend or is_finished(job.status):
+            return None
+        return self._cache.host_ports.block(job.key, ports)
+
     def _observe(self, job: DDPJob, pods: Sequence[Manifest], state: JobState) -> World:
         """Return the observed state of a job. Any thread may call this method."""
         views = state.views.of([p for p in pods if belongs(p, job)])
+        if (port := ports_of(job).agent) != AGENT_PORT:
+            views = tuple(replace(view, agent_port=port) for view in views)
         known = self._agents.statuses(views)
         return World(
             job=job,

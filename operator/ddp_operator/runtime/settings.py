@@ -18,6 +18,7 @@ from pydantic import (
 from ddp_operator.api.base import Name
 from ddp_operator.api.gang import GangType
 from ddp_operator.api.pod_policy import ANNOTATIONS, PodTemplatePolicy
+from ddp_operator.builders.host_ports import PortRange
 from ddp_operator.builders.network import PolicyPeer
 from ddp_operator.builders.placement import GPU_PRODUCT_LABEL
 from ddp_operator.limits import STATUS_WRITES_PER_SECOND
@@ -47,6 +48,9 @@ class Settings(BaseModel):
     """Default size limit of /dev/shm, a Kubernetes quantity, for example 16Gi."""
     gpu_product_label: str = Field(default=GPU_PRODUCT_LABEL, min_length=1, max_length=253)
     """Label of Kubernetes nodes that `spec.gpuProduct` of a job refers to."""
+    host_ports: str | None = None
+    """First and last port on all Kubernetes nodes for jobs with `network.hostNetwork`, for example
+    20000-29999. Each job uses 66 of them. Without ports no job may use `network.hostNetwork`."""
     agent_clients: Json[tuple[PolicyPeer, ...]] | None = None
     """JSON list of the NetworkPolicy peers that may connect to agents: the operator's own pods and
     the scrapers of metrics. Without it the operator creates no NetworkPolicies."""
@@ -105,6 +109,11 @@ class Settings(BaseModel):
     @classmethod
     def _split(cls, value: Any) -> Any:
         return [part for part in value.split(",") if part] if isinstance(value, str) else value
+
+    @field_validator("host_ports")
+    @classmethod
+    def _check_host_ports(cls, value: str | None) -> str | None:
+        return value and str(PortRange.parse(value))
 
     @field_validator("gang_default")
     @classmethod

@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from ddp_operator.api.pod_policy import PodTemplatePolicy
+from ddp_operator.builders.host_ports import PortRange
 from ddp_operator.builders.network import build_network_policy
 from ddp_operator.reconcile.decide import decide
 from ddp_operator.reconcile.plan import CreatePod, EnsureChild, Plan
@@ -64,6 +65,14 @@ def test_operator_without_network_policies_neither_creates_nor_changes_one() -> 
     assert decide(seen, DEFAULTS).actions == ()
     tolerant = replace(TOLERANT, agent_clients=None)
     assert decide(world(new_job(**ON_THE_HOST)), tolerant).events[1:] == ()
+
+
+def test_job_that_asks_for_the_host_network_is_warned() -> None:
+    asks = new_job(network={"hostNetwork": True})
+    open_to_all = replace(TOLERANT, host_ports=PortRange(20_000, 20_099))
+    plan = decide(replace(world(asks), free_port=20_000), open_to_all)
+    assert warnings(plan) == ["NetworkPolicyIgnored"]
+    assert plan.events[1].message.startswith("network sets hostNetwork, so the job's NetworkPolicy")
 
 
 def test_job_on_the_network_of_its_kubernetes_nodes_is_warned_once() -> None:

@@ -14,6 +14,7 @@ from ddp_operator.reconcile.pod_view import view_pod
 from ddp_operator.runtime.cache import Cache
 from ddp_operator.runtime.controller import Controller
 from ddp_wire import contract
+from ddp_wire.contract import AGENT_PORT
 from ddp_wire.messages import AgentStatus, AttemptOrder, Progress
 from tests.operator.fake_cluster import DirectStatuses, FakeCluster
 from tests.operator.support import (
@@ -121,7 +122,7 @@ async def test_agents_get_the_attempt_order_directly_too() -> None:
     bench.set_agent_status("digits-1", failed_status(1), ready=False)
     await bench.reconcile()
     order = AttemptOrder(job_uid=UID, attempt=2)
-    assert bench.cluster.orders == [("10.0.0.1", order)] * 2
+    assert bench.cluster.orders == [("10.0.0.1", AGENT_PORT, order)] * 2
 
 
 async def test_status_of_another_jobs_agent_is_ignored() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ddp_operator.cluster.base import Key, Manifest
-from ddp_operator.reconcile.checkpoint_owner import LOOK_SECONDS
+from ddp_operator.reconcile.waiting import LOOK_SECONDS
 from ddp_operator.runtime.cache import Cache
 from ddp_operator.runtime.controller import Controller
 from tests.operator.fake_cluster import DirectStatuses, FakeCluster

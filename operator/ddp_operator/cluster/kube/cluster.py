@@ -181,9 +181,11 @@ class KubeCluster:
         """Implement `Cluster.watch_agent_status`."""
         if not pod.ip:
             return AgentAnswer()
-        return await self._agents.watch_status(pod.ip, pod.secret, revision, seconds)
+        return await self._agents.watch_status(
+            pod.ip, pod.secret, revision, seconds, pod.agent_port
+        )
 
-    def send_order(self, address: str, secret: str, order: AttemptOrder) -> None:
+    def send_order(self, address: str, port: int, secret: str, order: AttemptOrder) -> None:
         """Implement `Cluster.send_order`."""
         self._connection.may_write()
-        self._agents.send_order(address, secret, order)
+        self._agents.send_order(address, secret, order, port)

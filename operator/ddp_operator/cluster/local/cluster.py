@@ -230,11 +230,13 @@ class LocalCluster:
         """Implement `Cluster.watch_agent_status`."""
         if not pod.ip:
             return AgentAnswer()
-        return await self._agents.watch_status(pod.ip, pod.secret, revision, seconds)
+        return await self._agents.watch_status(
+            pod.ip, pod.secret, revision, seconds, pod.agent_port
+        )
 
-    def send_order(self, address: str, secret: str, order: AttemptOrder) -> None:
+    def send_order(self, address: str, port: int, secret: str, order: AttemptOrder) -> None:
         """Implement `Cluster.send_order`."""
-        self._agents.send_order(address, secret, order)
+        self._agents.send_order(address, secret, order, port)
 
     def _store(self, job: Manifest) -> Manifest:
         self._set_version(job)
