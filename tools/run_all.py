@@ -19,7 +19,7 @@ from typing import IO
 
 from tests.harness import ending
 
-CLUSTER = ("tests/api", "tests/cluster", "tests/four_nodes")
+CLUSTER = ("tests/api", "tests/scheduling", "tests/cluster", "tests/four_nodes")
 """Test folders that use the cluster of this machine."""
 FOLDERS = ("tests/trainer", "tests/agent", "tests/operator")
 """Test folders that the processes run one by one, the longest first. All other tests are one more

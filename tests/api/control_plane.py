@@ -2,15 +2,17 @@
 
 import json
 import signal
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from tests.harness import processes
+from tests.harness import gobuild, processes
 from tests.harness.cluster import Cluster
 from tests.harness.controlplane import APISERVER, CONTROLLER_MANAGER
+from tests.harness.gobuild import ToolSet
 from tests.harness.install import (
     EXAMPLE_IMAGES,
     OPERATOR_USER,
@@ -29,11 +31,30 @@ _CONTROLLERS = "--controllers=-endpointslice-controller,-endpoints-controller"
 """Disabled controllers: fake pods have loopback addresses, which EndpointSlices reject."""
 _AUTOSCALING = "--horizontal-pod-autoscaler-sync-period=1s"
 """Interval at which a HorizontalPodAutoscaler looks at its metric; Kubernetes' default is 15 s."""
-_NATIVE_GANGS = [
-    "--feature-gates=GenericWorkload=true,GangScheduling=true",
-    "--runtime-config=scheduling.k8s.io/v1alpha1=true",
-]
-"""Arguments with which the API server of Kubernetes 1.35 serves gang scheduling."""
+
+
+@dataclass(frozen=True)
+class Release:
+    """A release of Kubernetes, and how to switch its own gang scheduling on."""
+
+    kubernetes: ToolSet
+    gates: str
+    """Feature gates of the API server and of the scheduler."""
+    api: str
+    """API version of the group objects."""
+
+    @property
+    def gate_argument(self) -> str:
+        """Argument of the API server and of the scheduler."""
+        return f"--feature-gates={self.gates}"
+
+
+TESTED = Release(
+    gobuild.KUBERNETES,
+    "GenericWorkload=true,GangScheduling=true",
+    "scheduling.k8s.io/v1alpha1",
+)
+"""Kubernetes 1.35, with which all tests run."""
 
 
 @dataclass(frozen=True)
@@ -45,12 +66,20 @@ class ControlPlane:
     """Kubeconfig of that user."""
 
     @classmethod
-    def up(cls) -> "ControlPlane":
-        """Start the control plane. Stop it with `cluster.down()`."""
-        extra = {CONTROLLER_MANAGER: [_CONTROLLERS, _AUTOSCALING], APISERVER: _NATIVE_GANGS}
-        cluster = Cluster.up(0, extra_args=extra)
+    def up(
+        cls, release: Release = TESTED, gangs: Sequence[str] = ("gangs.types={Native}",)
+    ) -> "ControlPlane":
+        """Start the control plane. Stop it with `cluster.down()`.
+
+        Args:
+            release: Release of Kubernetes.
+            gangs: Values of the chart about gangs.
+        """
+        serving = [release.gate_argument, f"--runtime-config={release.api}=true"]
+        extra = {CONTROLLER_MANAGER: [_CONTROLLERS, _AUTOSCALING], APISERVER: serving}
+        cluster = Cluster.up(0, extra_args=extra, kubernetes=release.kubernetes)
         try:
-            _install(cluster)
+            _install(cluster, gangs)
         except BaseException:
             cluster.down()
             raise
@@ -83,7 +112,7 @@ class ControlPlane:
         return [e for e in mine if e.get("objectRef", {}).get("namespace") == namespace]
 
 
-def _install(cluster: Cluster) -> None:
+def _install(cluster: Cluster, gangs: Sequence[str]) -> None:
     """Install the CRD as a user does, and the chart's roles and admission policies.
 
     Tests of pods that other parts of the API server refuse need the podTemplate policy `full`.
@@ -113,8 +142,7 @@ def _install(cluster: Cluster) -> None:
         *EXAMPLE_IMAGES,
         "--set",
         "podTemplate=full",
-        "--set",
-        "gangs.types={Native}",
+        *(word for value in gangs for word in ("--set", value)),
     ).stdout
     limits = [d for d in yaml.safe_load_all(chart) if d and d["kind"] in _ROLES | _POLICIES]
     cluster.kubectl("apply", "-f", "-", input=yaml.safe_dump_all(limits))

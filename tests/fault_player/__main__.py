@@ -21,8 +21,10 @@ PYTEST = (
     "-m", "pytest", "-p", "tests.fault_player.report", "-q", "--no-header",
     "-o", "console_output_style=classic", "--tb=short",
 )  # fmt: skip
-SIZE = "tests/cluster/test_elastic.py"
+ELASTIC = "tests/cluster/test_elastic.py"
 """Tests of elastic jobs on two real nodes."""
+SIZE = (ELASTIC, "tests/four_nodes", "tests/scheduling")
+"""Tests of the size and the placement of jobs, which need a cluster."""
 REST = ("tests/operator", "tests/release", "tests/trainer", "--ignore=tests/trainer/user_tasks")
 """Folders of the other long tests, which need no cluster. `make test-tasks` runs users' tasks."""
 
@@ -34,8 +36,8 @@ def parts(seed: int, wheels: Path) -> dict[str, list[str]]:
         "torch": ["-m", "tests.fault_player.newest_torch"],
         "gpus": [*PYTEST, "tests/agent/launcher/driver", "-m", "sweep"],
         "api": [*PYTEST, "tests/api", "-m", "api"],
-        "cluster": [*PYTEST, "tests/cluster", f"--ignore={SIZE}", "-m", "cluster", "--faults"],
-        "size": [*PYTEST, SIZE, "tests/four_nodes", "-m", "cluster", "--faults"],
+        "cluster": [*PYTEST, "tests/cluster", f"--ignore={ELASTIC}", "-m", "cluster", "--faults"],
+        "size": [*PYTEST, *SIZE, "-m", "cluster or api", "--faults"],
         "rest": [*PYTEST, *REST, "-m", "sweep"],
         "recovery": ["-m", "bench.recovery", *state],
         "kills": ["-m", "tests.fault_player.kills", *state],

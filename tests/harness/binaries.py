@@ -11,6 +11,7 @@ from pathlib import Path
 
 from tests.harness import debian, gobuild, pause
 from tests.harness.errors import HarnessError
+from tests.harness.gobuild import ToolSet
 from tests.harness.run import Figures
 
 
@@ -38,15 +39,16 @@ class Tools:
         return os.pathsep.join([*map(str, self.folders), *system])
 
 
-def for_control_plane(figures: Figures) -> Tools:
+def for_control_plane(figures: Figures, kubernetes: ToolSet = gobuild.KUBERNETES) -> Tools:
     """Prepare the tools of a control plane without nodes."""
     debian.ensure({"ip": "iproute2"})
-    return _tools(figures, [gobuild.KUBERNETES])
+    return _tools(figures, [kubernetes])
 
 
-def for_fake_nodes(figures: Figures) -> Tools:
+def for_fake_nodes(figures: Figures, kubernetes: ToolSet = gobuild.KUBERNETES) -> Tools:
     """Prepare the tools of a control plane with a scheduler and fake nodes."""
-    return Tools((*for_control_plane(figures).folders, gobuild.build(gobuild.KWOK, figures)))
+    plane = for_control_plane(figures, kubernetes)
+    return Tools((*plane.folders, gobuild.build(gobuild.KWOK, figures)))
 
 
 def for_nodes(figures: Figures) -> Tools:
@@ -102,6 +104,6 @@ def prometheus_3() -> Tools:
     return Tools((gobuild.build(gobuild.PROMETHEUS, Figures()),))
 
 
-def _tools(figures: Figures, tool_sets: Iterable[gobuild.ToolSet]) -> Tools:
+def _tools(figures: Figures, tool_sets: Iterable[ToolSet]) -> Tools:
     newer = debian.unpack(debian.NEWER, figures)
     return Tools((newer, *(gobuild.build(tool_set, figures) for tool_set in tool_sets)))

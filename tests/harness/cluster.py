@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
-from tests.harness import binaries, clients, kubeconfig, machine, network, paths, processes
+from tests.harness import binaries, clients, gobuild, kubeconfig, machine, network, paths, processes
 from tests.harness import node as node_module
 from tests.harness.api import Api
 from tests.harness.binaries import Tools
@@ -23,6 +23,7 @@ from tests.harness.controlplane import (
     wait_for_apiserver,
 )
 from tests.harness.errors import HarnessError
+from tests.harness.gobuild import ToolSet
 from tests.harness.locks import FileLock
 from tests.harness.node import Node
 from tests.harness.pki import Authority
@@ -61,16 +62,17 @@ class Cluster:
         nodes: int = 2,
         *,
         extra_args: Mapping[str, Sequence[str]] | None = None,
+        kubernetes: ToolSet = gobuild.KUBERNETES,
         quiet: bool = False,
     ) -> Cluster:
         """Remove what an earlier run left, then start a new cluster.
 
         Args:
             nodes: Number of real nodes. 0 gives a control plane without a scheduler and without
-                node
-                controllers, so that a test can play the kubelet.
+                node controllers, so that a test can play the kubelet.
             extra_args: Further arguments by process name, for example
                 `{"kube-apiserver": ["--event-ttl=1m"]}`; they override the harness's own.
+            kubernetes: Release of the control plane. A cluster with real nodes has the default.
             quiet: Whether to print no durations.
 
         Raises:
@@ -81,7 +83,10 @@ class Cluster:
         if not 0 <= nodes <= paths.MAX_NODES:
             raise HarnessError(f"A cluster has 0 to {paths.MAX_NODES} nodes, got {nodes}.")
         figures = Figures(quiet=quiet)
-        tools = binaries.for_nodes(figures) if nodes else binaries.for_control_plane(figures)
+        if nodes:
+            tools = binaries.for_nodes(figures)
+        else:
+            tools = binaries.for_control_plane(figures, kubernetes)
         _lock_alone()
         try:
             cluster = _bring_up(nodes, tools, extra_args or {}, figures)

@@ -82,25 +82,22 @@ def _version_stamps(package: str) -> tuple[str, ...]:
     )
 
 
-KUBERNETES = ToolSet(
-    name="kubernetes",
-    module="k8s.io/kubernetes",
-    packages=tuple(
-        f"k8s.io/kubernetes/cmd/{name}"
-        for name in (
-            "kube-apiserver",
-            "kube-controller-manager",
-            "kube-scheduler",
-            "kubelet",
-            "kube-proxy",
-        )
-    ),
-    tags="selinux,notest,grpcnotrace",
-    stamps=(
-        *_version_stamps("k8s.io/component-base/version"),
-        *_version_stamps("k8s.io/client-go/pkg/version"),
-    ),
-)
+def _kubernetes(name: str, *commands: str) -> ToolSet:
+    """Return commands of the Kubernetes release that a module pins."""
+    return ToolSet(
+        name=name,
+        module="k8s.io/kubernetes",
+        packages=tuple(f"k8s.io/kubernetes/cmd/{command}" for command in commands),
+        tags="selinux,notest,grpcnotrace",
+        stamps=(
+            *_version_stamps("k8s.io/component-base/version"),
+            *_version_stamps("k8s.io/client-go/pkg/version"),
+        ),
+    )
+
+
+_CONTROL = ("kube-apiserver", "kube-controller-manager", "kube-scheduler")
+KUBERNETES = _kubernetes("kubernetes", *_CONTROL, "kubelet", "kube-proxy")
 HELM = ToolSet(
     name="helm",
     module="helm.sh/helm/v3",
@@ -142,7 +139,7 @@ TRAINING_OPERATOR = ToolSet(
     module="github.com/kubeflow/training-operator",
     packages=("github.com/kubeflow/training-operator/cmd/training-operator.v1",),
 )
-EVERY_RUN = (KUBERNETES, COREDNS, HELM, KUBE_SCORE)
+EVERY_RUN = (KUBERNETES, COREDNS, HELM, KUBE_SCORE, KWOK)
 """Tools that `make test` needs."""
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.network import Rdma
+from ddp_operator.api.placement import HOSTNAME_LABEL, TopologyMode
 from ddp_operator.builders import names
 from ddp_operator.builders.defaults import Defaults
 from ddp_operator.builders.env import build_env
@@ -22,6 +23,9 @@ status."""
 _SCRATCH = {"ddp-tmp": "/tmp", "ddp-shm": "/dev/shm"}  # noqa: S108 (paths inside the container)
 """Volumes for scratch directories, with their paths. A job's own mount at the same path replaces
 the volume."""
+_WEAK_SKEW = 1000
+"""Skew with which the preference for nodes with few pods is weaker than a preferred topology. The
+scheduler's score of a node with `n` more pods falls by about `n` divided by the skew."""
 _DNS_OPTIONS = [{"name": "timeout", "value": "1"}, {"name": "attempts", "value": "5"}]
 """DNS options that resend a lost query after 1 s. The default of 5 s is as long as a whole
 recovery."""
@@ -39,14 +43,7 @@ def build_pod_spec(job: DDPJob, index: int, defaults: Defaults) -> dict[str, Any
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": _GRACE_SECONDS,
         "securityContext": _pod_security(defaults),
-        "topologySpreadConstraints": [
-            {
-                "maxSkew": 1,
-                "topologyKey": "kubernetes.io/hostname",
-                "whenUnsatisfiable": "ScheduleAnyway",
-                "labelSelector": {"matchLabels": names.pod_selector(job)},
-            }
-        ],
+        "topologySpreadConstraints": [_spread(job)],
         "containers": [_container(job, index, defaults)],
         "volumes": _volumes(job, defaults),
         "nodeSelector": spec.node_selector,
@@ -58,6 +55,21 @@ def build_pod_spec(job: DDPJob, index: int, defaults: Defaults) -> dict[str, Any
         # With the default policy the pods would ask the node's DNS servers, which know no pods.
         out |= {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}
     return {key: value for key, value in out.items() if value is not None and value != []}
+
+
+def _spread(job: DDPJob) -> dict[str, Any]:
+    """Return the preference for Kubernetes nodes that run few pods of the job.
+
+    It also switches off the scheduler's own preference for several zones.
+    """
+    topology = job.spec.topology
+    packed = topology is not None and topology.mode is TopologyMode.PREFERRED
+    return {
+        "maxSkew": _WEAK_SKEW if packed else 1,
+        "topologyKey": HOSTNAME_LABEL,
+        "whenUnsatisfiable": "ScheduleAnyway",
+        "labelSelector": {"matchLabels": names.pod_selector(job)},
+    }
 
 
 def _priority_class(job: DDPJob, index: int) -> str | None:

@@ -57,6 +57,16 @@ def test_each_field_adds_its_term(spec: dict[str, Any], expected: Any) -> None:
     assert affinity(**spec) == expected
 
 
+@pytest.mark.parametrize(("mode", "skew"), [("Required", 1), ("Preferred", 1000)])
+def test_preferred_topology_outweighs_the_preference_for_nodes_with_few_pods(
+    mode: str, skew: int
+) -> None:
+    job = new_job(topology={"key": "example.com/rack", "mode": mode})
+    spread = {**OF_THE_JOB, "topologyKey": "kubernetes.io/hostname", "maxSkew": skew}
+    found = build_pod(job, 0, 1, DEFAULTS)["spec"]["topologySpreadConstraints"]
+    assert found == [{**spread, "whenUnsatisfiable": "ScheduleAnyway"}]
+
+
 def test_terms_of_all_fields_the_strikes_and_the_pod_template_hold_together() -> None:
     own = {"podAffinityTerm": {"topologyKey": "zone"}, "weight": 1}
     template = {"spec": {"affinity": {PODS: {PREFERRED: [own]}, OTHER_PODS: {REQUIRED: [own]}}}}
