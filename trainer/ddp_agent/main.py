@@ -23,6 +23,7 @@ from ddp_agent.network.unread_status import UnreadStatusNotifier
 from ddp_agent.orders import AttemptOrders
 from ddp_agent.processes.attempt_process import AttemptStarter
 from ddp_agent.processes.launch import TORCHRUN_PREFIX
+from ddp_agent.processes.records import RecordsFolder
 from ddp_agent.processes.warm import Standby
 from ddp_agent.status.gpus import GpuReader, gpu_handles
 from ddp_agent.status.metrics import AgentCollector
@@ -58,7 +59,8 @@ def main(standby: Standby | None = None, secrets: Mapping[str, str] | None = Non
         orders = AttemptOrders(config.job_uid, config.pod_info_dir)
         writer = StatusWriter(config, ticker.clock)
         xids = XidCounter(gpu_handles)
-        starter = AttemptStarter(config, ticker, standby, xids=lambda: xids.counts)
+        records = RecordsFolder(config.job_uid, config.node_index)
+        starter = AttemptStarter(config, ticker, standby, xids=lambda: xids.counts, records=records)
         with _requiring_port(config.barrier_port, starter):
             barriers = Barriers(config, writer.cell.count_unread)
         notifier = UnreadStatusNotifier(config, writer.cell)
