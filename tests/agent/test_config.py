@@ -1,5 +1,6 @@
 """The agent's configuration: a wrong environment gives an error of one sentence."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -50,7 +51,7 @@ def test_wrong_environment_gives_one_sentence_that_names_the_variable(
 def test_agent_process_prints_the_sentence_without_a_traceback() -> None:
     ended = subprocess.run(
         [sys.executable, "-m", "ddp_agent"],
-        env={"PATH": "/usr/bin"},
+        env={"PATH": "/usr/bin", "PYTHONPATH": os.environ.get("PYTHONPATH", "")},
         capture_output=True,
         text=True,
         check=False,
