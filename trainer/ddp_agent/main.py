@@ -59,8 +59,7 @@ def main(standby: Standby | None = None, secrets: Mapping[str, str] | None = Non
         orders = AttemptOrders(config.job_uid, config.pod_info_dir)
         writer = StatusWriter(config, ticker.clock)
         xids = XidCounter(gpu_handles)
-        records = RecordsFolder(config.job_uid, config.node_index)
-        starter = AttemptStarter(config, ticker, standby, xids=lambda: xids.counts, records=records)
+        starter = _starter(config, ticker, standby, xids)
         with _requiring_port(config.barrier_port, starter):
             barriers = Barriers(config, writer.cell.count_unread)
         notifier = UnreadStatusNotifier(config, writer.cell)
@@ -98,6 +97,13 @@ def main(standby: Standby | None = None, secrets: Mapping[str, str] | None = Non
             write_termination_message(config.termination_log, writer.status)
             server.close()
     sys.exit(code)
+
+
+def _starter(
+    config: AgentConfig, ticker: Ticker, standby: Standby | None, xids: XidCounter
+) -> AttemptStarter:
+    records = RecordsFolder(config.job_uid, config.node_index)
+    return AttemptStarter(config, ticker, standby, xids=lambda: xids.counts, records=records)
 
 
 @contextmanager

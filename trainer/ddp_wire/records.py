@@ -7,12 +7,15 @@ writes a record, and the agent waits while one is being written.
 """
 
 import contextlib
+import re
 from pathlib import Path
 
 LEAVE_FILE = "leave"
 """File with the number of the attempt whose ranks must write a record and end."""
 PENDING = ".tmp"
 """Suffix of a record that is being written."""
+
+_RECORD = re.compile(r"step-(?P<step>\d{8,16})\.attempt-(?P<attempt>\d{1,16})")
 
 
 def ask_to_leave(folder: Path, attempt: int) -> None:
@@ -27,6 +30,16 @@ def must_leave(folder: Path, attempt: int) -> bool:
         return (folder / LEAVE_FILE).read_text() == str(attempt)
     except OSError:
         return False
+
+
+def newest_step(folder: Path, attempt: int) -> int | None:
+    """Return the step of the newest complete record that an attempt has written, or None."""
+    try:
+        names = [entry.name for entry in folder.iterdir()]
+    except OSError:
+        return None
+    found = [match for name in names if (match := _RECORD.fullmatch(name))]
+    return max((int(m["step"]) for m in found if int(m["attempt"]) == attempt), default=None)
 
 
 def is_written(folder: Path) -> bool:

@@ -141,6 +141,10 @@ class AttemptProcess:
         if not self._tree.kill():
             _log.error("some ranks of attempt %d do not end after SIGKILL", self._launch.attempt)
 
+    def kept_step(self) -> int | None:
+        """Return the update after which the ranks of this node have kept their state, or None."""
+        return self._records.newest_step(self._launch.attempt) if self._records else None
+
     def failure(self, now: float) -> Failure | None:
         """Return the failure of the ended attempt, or None if it succeeded."""
         if self._tree.returncode == 0:

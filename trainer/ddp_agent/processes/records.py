@@ -17,7 +17,7 @@ import re
 import shutil
 from pathlib import Path
 
-from ddp_wire.records import ask_to_leave, is_written
+from ddp_wire.records import ask_to_leave, is_written, newest_step
 
 _log = logging.getLogger("ddp_agent")
 
@@ -63,6 +63,10 @@ class RecordsFolder:
         """Make the ranks of an attempt write a record when they get SIGTERM."""
         if self.path is not None:
             ask_to_leave(self.path, attempt)
+
+    def newest_step(self, attempt: int) -> int | None:
+        """Return the update of the record that an attempt has written, or None."""
+        return newest_step(self.path, attempt) if self.path is not None else None
 
     def is_written(self) -> bool:
         """Return whether a rank writes a record now."""

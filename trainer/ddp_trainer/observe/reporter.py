@@ -74,7 +74,7 @@ class Reporter:
             newest: The newest checkpoint, if any.
             resumed_step: Number of completed updates from which the attempt continues. None if it
                 starts at the beginning.
-            record: Sentence about the state in memory from which the attempt continues. None if it
+            record: Origin of the state in memory from which the attempt continues. None if it
                 continues from the newest checkpoint.
             skipped: One sentence per skipped checkpoint.
             facts: Fields of the start event.
@@ -90,7 +90,7 @@ class Reporter:
         message = f"resumed at step {resumed_step} of {self._total_steps}"
         path = newest.path if newest is not None and record is None else None
         if record is not None:
-            message += f": this attempt {record}"
+            message += f" {record}"
         self._events.emit("resume", step=resumed_step, path=path, message=message)
 
     @contextmanager

@@ -134,7 +134,7 @@ class Compression:
         """Return the state for a checkpoint: this rank's residues, and what all ranks share.
 
         During an update it is the state before that update, except for the matrices `p`, which
-        each update computes anew.
+        each update overwrites.
         """
         residues, directions = self._feedback.before
         found = {f"{_RESIDUE}/{rank}/{i}": error for i, error in residues.items()}

@@ -119,7 +119,7 @@ def open_run(request: RunRequest, ranks: Ranks, stop: StopFlag, heartbeats: Hear
         position=data.position,
         total_steps=steps,
         reported_step=data.position.step,
-        records=request.records,
+        records=request.records if built.config.checkpoint.memory else None,
         nonfinite=_nonfinite_tracker(built.config, learner, resume.saved),
         stragglers=StragglerMonitor(divided(built.config.global_batch, ranks.world_size)),
         data_wait_monitor=DataWaitMonitor(report.times.data_wait, ranks.rank, ranks.world_size),
@@ -169,9 +169,10 @@ def _open_checkpoints(
             lambda: checkpoints.open(request.attempt, built.document, request.job), device
         )
         saved = checkpoints.receive(device) if opened["resume"] else None
-    record = newest_record(request.records, ranks, device, saved)
+    folder = request.records if config.checkpoint.memory else None
+    record = newest_record(folder, ranks, device, saved)
     if record is not None:
-        return Resume(checkpoints, opened, record.saved, record.sentence())
+        return Resume(checkpoints, opened, record.saved, record.origin())
     return Resume(checkpoints, opened, saved)
 
 

@@ -53,4 +53,4 @@ class Resume:
     """Result of `CheckpointManager.open` on rank 0."""
     saved: Checkpoint | None
     record: str | None = None
-    """Sentence about the record from which the run starts instead of its newest checkpoint."""
+    """Origin of the record from which the run starts instead of its newest checkpoint."""

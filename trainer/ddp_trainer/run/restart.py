@@ -26,13 +26,9 @@ class FoundRecord:
     rank: int
     """The rank that reads it."""
 
-    def sentence(self) -> str:
-        """Return a sentence about the start."""
-        step = self.saved.state.step
-        return (
-            f"starts from the state after update {step}, which the node of rank {self.rank} kept in"
-            " memory"
-        )
+    def origin(self) -> str:
+        """Return the origin of the state, for a sentence about the start."""
+        return f"from the state that the node of rank {self.rank} kept in memory"
 
 
 def newest_record(
