@@ -145,13 +145,22 @@ def test_signal_without_a_request_stops_a_run_as_before(
     assert list(folders.records.glob("step-*")) == []
 
 
-@pytest.mark.parametrize("strategy", ["zero1", "fsdp2"])
+PARTIAL: dict[str, dict[str, Any]] = {
+    "zero1": {"strategy": "zero1"},
+    "fsdp2": {"strategy": "fsdp2"},
+    "local_sgd": {"local_sgd": {"period": 50}},
+    "powersgd": {"compression": {"name": "powersgd"}},
+    "buffers": {"buffers": "per_rank"},
+}
+
+
+@pytest.mark.parametrize("parallel", PARTIAL.values(), ids=PARTIAL.keys())
 def test_rank_with_a_part_of_the_state_writes_nothing(
-    launcher: Launcher, folders: Folders, strategy: str
+    launcher: Launcher, folders: Folders, parallel: dict[str, Any]
 ) -> None:
-    config = BASE | {"parallel": {"strategy": strategy}}
+    config = BASE | {"parallel": parallel}
     die = ["--task.die_rank=1", "--task.die_after=6"]
-    arguments = ["--task=sample_tasks:build", f"--config={json.dumps(config)}", *die]
+    arguments = ["--task=buffer_tasks:build", f"--config={json.dumps(config)}", *die]
     launcher.train(*arguments, world=2, **folders.variables(1)).wait()
     assert list(folders.records.iterdir()) == []
 

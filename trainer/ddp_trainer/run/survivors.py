@@ -8,9 +8,9 @@ for another attempt. If its state is whole then (`checkpoint.gate`), it writes a
 - In another thread, after SIGTERM with the agent's request, because the main thread may wait in a
   collective for ever. Then the process ends.
 
-A rank inside an update, or before the first update of its attempt, writes nothing. Only strategies
-in which each rank holds the whole state can do so: `ddp`, but not between two averages of local
-SGD. On a GPU the state may still change while the host waits, so ranks with a GPU write nothing.
+A rank inside an update, or before the first update of its attempt, writes nothing. Nor does a rank
+that holds only a part of the state, see `holds_everything`. On a GPU the state may still change
+while the host waits, so ranks with a GPU write nothing.
 """
 
 import os
@@ -91,11 +91,19 @@ class Survivor:
 
 
 def holds_everything(run: Run) -> bool:
-    """Return whether this rank alone holds the whole state of the run now."""
+    """Return whether this rank alone holds the whole state of the run now.
+
+    It does not with zero1 and fsdp2, between two averages of local SGD, and if each rank has its
+    own residues of powersgd or its own buffers.
+    """
     learner = run.learner
+    if run.ranks.world_size == 1:
+        return learner.device.type == "cpu"
     apart = learner.local_sgd is not None and learner.local_sgd.apart
-    whole = learner.strategy.config.strategy == "ddp" or run.ranks.world_size == 1
-    return whole and not apart and learner.device.type == "cpu"
+    residues = learner.compression is not None and learner.compression.has_feedback
+    own_buffers = learner.buffers is not None and learner.buffers.policy == "per_rank"
+    own = apart or residues or own_buffers
+    return learner.strategy.config.strategy == "ddp" and not own and learner.device.type == "cpu"
 
 
 def _say(run: Run, sentence: str) -> None:
