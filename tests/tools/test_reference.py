@@ -24,13 +24,17 @@ PRODUCT = [f for home in ("operator", "trainer") for f in sorted((ROOT / home).r
 VARIABLE = re.compile(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)+")
 NO_VARIABLES = {
     "EAI_NODATA",
+    "F8_E4M3",
+    "F8_E4M3FNUZ",
+    "F8_E5M2",
+    "F8_E5M2FNUZ",
     "IPC_LOCK",
     "SC_CLK_TCK",
     "TCP_KEEPCNT",
     "TCP_KEEPIDLE",
     "TCP_KEEPINTVL",
 }
-"""Names of the C library and the kernel that look like names of variables."""
+"""Names of the C library, the kernel and safetensors that look like names of variables."""
 BY_LIBRARIES = {"KUBECONFIG", "HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY"}
 """Variables that only a library reads."""
 BY_PART = {"PET_…", "KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"}

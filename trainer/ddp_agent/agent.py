@@ -179,6 +179,7 @@ class Agent:
         process.kill()
         self._writer.cleared()
         self._writer.update_from_ranks(launch)
+        self._writer.set_kept_step(process.kept_step())
         if interruption is not None:
             self._conclude_interrupted(interruption, exits)
         else:

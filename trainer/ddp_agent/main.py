@@ -23,6 +23,7 @@ from ddp_agent.network.unread_status import UnreadStatusNotifier
 from ddp_agent.orders import AttemptOrders
 from ddp_agent.processes.attempt_process import AttemptStarter
 from ddp_agent.processes.launch import TORCHRUN_PREFIX
+from ddp_agent.processes.records import RecordsFolder
 from ddp_agent.processes.warm import Standby
 from ddp_agent.status.gpus import GpuReader, gpu_handles
 from ddp_agent.status.metrics import AgentCollector
@@ -58,7 +59,7 @@ def main(standby: Standby | None = None, secrets: Mapping[str, str] | None = Non
         orders = AttemptOrders(config.job_uid, config.pod_info_dir)
         writer = StatusWriter(config, ticker.clock)
         xids = XidCounter(gpu_handles)
-        starter = AttemptStarter(config, ticker, standby, xids=lambda: xids.counts)
+        starter = _starter(config, ticker, standby, xids)
         with _requiring_port(config.barrier_port, starter):
             barriers = Barriers(config, writer.cell.count_unread)
         notifier = UnreadStatusNotifier(config, writer.cell)
@@ -96,6 +97,13 @@ def main(standby: Standby | None = None, secrets: Mapping[str, str] | None = Non
             write_termination_message(config.termination_log, writer.status)
             server.close()
     sys.exit(code)
+
+
+def _starter(
+    config: AgentConfig, ticker: Ticker, standby: Standby | None, xids: XidCounter
+) -> AttemptStarter:
+    records = RecordsFolder(config.job_uid, config.node_index)
+    return AttemptStarter(config, ticker, standby, xids=lambda: xids.counts, records=records)
 
 
 @contextmanager

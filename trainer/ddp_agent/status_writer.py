@@ -116,6 +116,10 @@ class StatusWriter:
         """Publish the obstacle before the start that this node waits for, or None."""
         self.cell.set_waits_for(text)
 
+    def set_kept_step(self, step: int | None) -> None:
+        """Store the update after which this node has kept the state of the run in memory."""
+        self.cell.update(kept_step=step)
+
     def set_warm(self, warm: bool) -> None:
         """Publish whether an attempt could start at once."""
         self.cell.set_warm(warm)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ddp_trainer.checkpoint.gate import Gate
 from ddp_trainer.config import Precision, RunConfig
 from ddp_trainer.numerics.buffers import BufferShapes, LiveBuffers
 from ddp_trainer.numerics.ema import Ema
@@ -68,6 +69,8 @@ class Learner:
     grad_norm: Tensor | None = None
     """Gradient norm of the newest update before clipping, on the device. None without clipping."""
     trace: Trace = field(default_factory=Trace)
+    gate: Gate = field(default_factory=Gate)
+    """Gate that is open while this rank changes no state."""
 
     def autocast(self) -> AbstractContextManager[object]:
         """Return the autocast context of the forward pass."""

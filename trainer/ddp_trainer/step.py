@@ -52,6 +52,17 @@ def train_step(
     for group, peak in zip(learner.optimizer.param_groups, learner.peak_lrs, strict=True):
         group["lr"] = peak * lr_factor
     local_update = learner.local_sgd is not None and learner.local_sgd.is_local(step)
+    with learner.gate:  # Until the last reduction has ended, only gradients and buffers change.
+        samples = _make_passes(learner, micro_batches, step, local_update=local_update)
+    learner.trace.enter(Activity.OPTIMIZER)
+    _finish_update(learner, step)
+    return samples
+
+
+def _make_passes(
+    learner: Learner, micro_batches: Iterator[MicroBatch], step: int, *, local_update: bool
+) -> int:
+    """Make the passes of an update, and return its samples over all ranks."""
     samples = 0
     for index, micro_batch in enumerate(micro_batches):
         # Also Python and NumPy (5 µs): the loss may mix samples by numbers from any generator.
@@ -70,8 +81,6 @@ def train_step(
                 _accumulate(learner, micro_batch, reduce=reduce)
     if not local_update:
         learner.strategy.check_reduced(learner.objective)
-    learner.trace.enter(Activity.OPTIMIZER)
-    _finish_update(learner, step)
     return samples
 
 

@@ -6,6 +6,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 from types import FrameType
 
 SAME_KEY_SECONDS = 0.2
@@ -28,6 +29,9 @@ class StopFlag:
     def __init__(self) -> None:
         self.signal_name: str | None = None
         """Name of the first signal, for example SIGTERM. None before any signal."""
+        self.on_terminate: Callable[[], None] = lambda: None
+        """Function that a thread calls at each SIGTERM, even if the main thread waits in a
+        collective."""
 
     @property
     def requested(self) -> bool:
@@ -42,7 +46,7 @@ class StopFlag:
         reading, writing = socket.socketpair()
         writing.setblocking(False)
         signal.set_wakeup_fd(writing.detach(), warn_on_full_buffer=False)
-        watcher = threading.Thread(target=_watch, args=(reading,), name="signals", daemon=True)
+        watcher = threading.Thread(target=_watch, args=(reading, self), name="signals", daemon=True)
         watcher.start()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._handle)
@@ -66,13 +70,15 @@ class StopFlag:
             self.signal_name = signal.Signals(number).name
 
 
-def _watch(numbers: socket.socket) -> None:
+def _watch(numbers: socket.socket, flag: StopFlag) -> None:
     """Read the numbers of signals, one byte each. End the process at the second SIGINT.
 
     A second SIGTERM has no effect, because launchers repeat it while ranks still save.
     """
     first: float | None = None
     while received := numbers.recv(1):
+        if received[0] == signal.SIGTERM:
+            flag.on_terminate()
         if received[0] != signal.SIGINT:
             continue
         now = time.monotonic()

@@ -27,6 +27,7 @@ from ddp_trainer.run.garbage import Collector
 from ddp_trainer.run.opening import RunRequest, open_run
 from ddp_trainer.run.run import Run
 from ddp_trainer.run.saving import save
+from ddp_trainer.run.survivors import Survivor
 from ddp_trainer.step import train_step
 from ddp_trainer.stop import StopFlag
 from ddp_trainer.task import HasAfterUpdate
@@ -57,8 +58,14 @@ def train(
     """
     try:
         run = open_run(request, ranks, stop, heartbeats)
-        stopped = loop(run)
-        code = close(run, stopped=stopped)
+        survivor = Survivor(run)
+        stop.on_terminate = survivor.leave_if_asked
+        try:
+            stopped = loop(run, survivor)
+            code = close(run, stopped=stopped)
+        except Exception as error:
+            survivor.write_after(error)
+            raise
     except RuntimeError as error:
         timeouts.raise_if_peer_failed(error, ranks, f"rank {ranks.rank}")
         raise
@@ -66,14 +73,19 @@ def train(
     # Free DDP's reducer before the process group. If the reducer held the last reference to the
     # group, it would join gloo's threads while holding the interpreter lock. These threads may wait
     # for that lock: a deadlock.
-    del run
+    del run, survivor
+    stop.on_terminate = lambda: None
     gc.collect()
     process_group.leave()
     return code
 
 
-def loop(run: Run) -> bool:
+def loop(run: Run, survivor: Survivor | None = None) -> bool:
     """Make updates until the run is complete.
+
+    Args:
+        run: The run.
+        survivor: Writer of this rank's record, for an update that fails.
 
     Returns:
         Whether the loop ended early, because a rank received a stop request.
@@ -81,11 +93,12 @@ def loop(run: Run) -> bool:
     if run.complete:
         run.report.already_complete(run.position.step)
         return False
+    survivor = survivor or Survivor(run)
     decision = exchange_requests(run)
     trace = run.learner.trace
     after_update = run.task.after_update if isinstance(run.task, HasAfterUpdate) else None
     arriving = on_device(run.train_loader, run.learner.device, run.report.times.data_wait)
-    arriving = trace.waits(Activity.DATA, arriving)
+    arriving = run.learner.gate.during(trace.waits(Activity.DATA, arriving))
     with Collector(run.config.collect_every_steps) as garbage:
         for micro_batches in _located(by_update(arriving), run):
             if decision.stop or decision.finish:
@@ -93,10 +106,12 @@ def loop(run: Run) -> bool:
             step = run.position.step
             factor = lr_factor(step, run.total_steps, run.config.schedule)
             try:
+                survivor.begin_update()
                 run.advance(train_step(run.learner, micro_batches, step, factor))
                 if after_update is not None:
                     run.call_hook(after_update)
             except Exception as error:
+                survivor.write_after(error)  # First, because the location takes seconds to find.
                 _add_location(error, run.ranks, step)
                 raise
             garbage.after_update(run.position.step)

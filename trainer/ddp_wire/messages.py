@@ -338,5 +338,8 @@ class AgentStatus(WireModel):
     """Ranks of this node whose work is done, but that did not exit as they should."""
     hang: Annotated[list[HungRank], Field(max_length=1024)] | None = None
     """All ranks of this node while at least one of them makes no progress. None otherwise."""
+    kept_step: Number | None = None
+    """Update after which this node has kept the state of the run in memory at the end of the
+    attempt. None if it has not, and from an older agent."""
     waits_for: Annotated[str, Field(max_length=512)] | None = None
     """What has kept this node from the start of its attempt for 15 s. None otherwise."""

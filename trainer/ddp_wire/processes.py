@@ -83,6 +83,19 @@ def descendants(root: int) -> list[int]:
     return found
 
 
+def is_running(pid: int) -> bool:
+    """Return whether a process exists and has not ended. A zombie has ended."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass  # It runs as another user.
+    with contextlib.suppress(OSError, IndexError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return True
+
+
 def cpu_seconds(root: int) -> float:
     """Return the CPU time of a process and its descendants in seconds. 0 without /proc."""
     ticks = 0

@@ -83,3 +83,6 @@ class Env(StrEnum):
     """Number of the attempt."""
     BEATS_DIR = "DDP_BEATS_DIR"
     """Directory in the container where each rank writes its newest heartbeat."""
+    RECORDS_DIR = "DDP_RECORDS_DIR"
+    """Directory in memory where ranks that must end keep the state of the run. Absent without
+    such memory."""

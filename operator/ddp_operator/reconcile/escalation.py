@@ -2,7 +2,8 @@
 
 A restart in place is the cheapest remedy: living pods fork new ranks. It does not help if a pod or
 its Kubernetes node is the problem. So each attempt that ends without a new checkpoint counts as
-stalled, and the number of stalled attempts in a row selects the remedy for the next one:
+stalled, unless a pod has kept a later state of the run in memory. The number of stalled attempts in
+a row selects the remedy for the next one:
 
 - 0: restart in place, and create only the missing pods.
 - 1: recreate the pod with the root cause.
@@ -54,7 +55,8 @@ def count_stalled_attempt(
         faults: All faults of the attempt. Their Kubernetes nodes get strikes.
     """
     status = reset_stalled_attempts(status)
-    is_free = fault.free or has_saved(status) or not _reports_checkpoints(world.job, status)
+    progressed = has_saved(status) or _has_kept(world, status)
+    is_free = fault.free or progressed or not _reports_checkpoints(world.job, status)
     if is_free or not _receives_statuses(world, status):
         hung = fault.failure.node if fault.failure.reason == HUNG else None
         return _with_strikes(status, {hung}, world.now) if hung else status
@@ -108,6 +110,16 @@ def has_saved(status: DDPJobStatus) -> bool:
     """
     newest = newest_step(status)
     return newest is not None and newest != status.attempt_start_step
+
+
+def _has_kept(world: World, status: DDPJobStatus) -> bool:
+    """Return whether a living pod keeps in memory a later state than the attempt began with.
+
+    Then the attempt has made progress, and new pods would lose that state.
+    """
+    start = status.resumed_from_step or 0
+    found = [a.kept_step for a in world.agent_statuses.values() if a.attempt == status.attempt]
+    return any(step is not None and step > start for step in found)
 
 
 def _reports_checkpoints(job: DDPJob, status: DDPJobStatus) -> bool:

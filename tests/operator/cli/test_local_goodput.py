@@ -45,8 +45,9 @@ class RecordedRun(LocalRun):
         return round(1000 * (completed - created).total_seconds())
 
 
-def job(home: Path, kills: list[list[int]]) -> dict[str, Any]:
+def job(home: Path, kills: list[list[int]], *, memory: bool = False) -> dict[str, Any]:
     config = {
+        "checkpoint": {"memory": memory},
         "max_steps": STEPS,
         "global_batch": 10,
         "task": {"kills": kills, "record_dir": str(home)},
@@ -86,12 +87,16 @@ def repeated_updates(home: Path, kills: list[list[int]]) -> int:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("memory", [False, True], ids=["from the volume", "from memory"])
 @pytest.mark.parametrize("seed", range(int(os.environ.get("DDP_GOODPUT_RUNS", "1"))))
-async def test_ledger_of_a_run_with_killed_ranks(tmp_path: Path, seed: int) -> None:
+async def test_ledger_of_a_run_with_killed_ranks(
+    tmp_path: Path, seed: int, *, memory: bool
+) -> None:
     rng = random.Random(f"{os.environ.get('DDP_SEED', '0')} {seed}")  # noqa: S311
     kills = [[rng.randrange(2), rng.randrange(SAVE_EVERY + 1, 2 * SAVE_EVERY)] for _ in range(2)]
     out = io.StringIO()
-    run = RecordedRun(job(tmp_path, kills), {}, tmp_path, Console(file=out), verbose=False)
+    manifest = job(tmp_path, kills, memory=memory)
+    run = RecordedRun(manifest, {}, tmp_path, Console(file=out), verbose=False)
     assert await run.run() == 0
     goodput = run.status.goodput
     assert goodput is not None
@@ -101,7 +106,8 @@ async def test_ledger_of_a_run_with_killed_ranks(tmp_path: Path, seed: int) -> N
     assert "recovering " in line
     assert run.status.attempt == 3
     assert total(goodput) == pytest.approx(run.wall_milliseconds, rel=0.01)
-    assert goodput.redone_steps == repeated_updates(tmp_path, kills) > 0
+    assert goodput.redone_steps == repeated_updates(tmp_path, kills)
+    assert (goodput.redone_steps == 0) == memory
     assert goodput.reached_step == STEPS
     assert goodput.redone_milliseconds >= 0.5 * 20 * goodput.redone_steps
     assert goodput.training_milliseconds >= 0.5 * 20 * STEPS

@@ -107,6 +107,25 @@ def test_checkpoint_in_the_last_report_counts_as_progress() -> None:
     assert (plan.status.stalled_attempts, plan.status.attempt_start_step) == (0, 60)
 
 
+@pytest.mark.parametrize(
+    ("resumed", "kept", "count"), [(None, 7, 0), (40, 41, 0), (40, 40, 1), (None, None, 1)]
+)
+def test_state_that_a_pod_keeps_in_memory_counts_as_progress(
+    resumed: int | None, kept: int | None, count: int
+) -> None:
+    job = active_job(status={"resumed_from_step": resumed}, **SAVES)
+    report = failed_status(0).model_copy(update={"kept_step": kept})
+    plan = plan_for(job, all_pods(job), statuses={0: report})
+    assert plan.status.stalled_attempts == count
+
+
+def test_state_that_an_earlier_attempt_kept_is_no_progress() -> None:
+    job = active_job(status={"attempt": 2}, **SAVES)
+    old = agent_status(1, attempt=1).model_copy(update={"kept_step": 7})
+    statuses = {0: failed_status(0, attempt=2), 1: old}
+    assert plan_for(job, all_pods(job), statuses=statuses).status.stalled_attempts == 1
+
+
 FREE_ENDS: dict[str, tuple[int, int]] = {"no new step": (40, 1), "newer step": (60, 0)}
 
 

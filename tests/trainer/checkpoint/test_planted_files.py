@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 
-from ddp_trainer.checkpoint import snapshot, writer
+from ddp_trainer.checkpoint import tensor_file, writer
 from ddp_trainer.checkpoint.fence import FENCE, holder
-from ddp_trainer.checkpoint.format import MANIFEST, CheckpointName, names_in
+from ddp_trainer.checkpoint.format import MANIFEST, MODEL, CheckpointName, names_in
 from ddp_trainer.checkpoint.manager import CheckpointManager
 from ddp_trainer.config import CheckpointConfig
 from ddp_trainer.errors import InputError
+from ddp_trainer.names import NamedTensors
 from ddp_trainer.observe.history_writer import HistoryWriter
 from ddp_trainer.observe.trace import REQUEST, Trace
 from ddp_trainer.ranks import flight_recorder
@@ -129,18 +130,18 @@ def swap_while_saving(home: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, 
     run, victim = home / "run", home / "victim"
     for folder in (run, victim):
         folder.mkdir(parents=True)
-    (victim / "optimizer.safetensors").write_text("not yours")
-    write = writer._write
+    (victim / "letter.txt").write_text("not yours")
+    write = tensor_file.write_tensors
 
-    def write_and_swap(tensors: snapshot.Tensors, path: Path) -> None:
-        write(tensors, path)
+    def swap_and_write(path: Path, tensors: NamedTensors) -> dict[str, int | str]:
         pending = run / "step-00000007.attempt-1.tmp"
-        if not pending.is_symlink():
+        if path.name != MODEL and not pending.is_symlink():
             pending.rename(run / "moved")
             pending.symlink_to(victim)
+        return write(path, tensors)
 
     with monkeypatch.context() as patch:
-        patch.setattr(writer, "_write", write_and_swap)
+        patch.setattr(writer, "write_tensors", swap_and_write)
         with contextlib.suppress(OSError):
             saved(run, 7)
     return content(victim)
@@ -149,7 +150,7 @@ def swap_while_saving(home: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, 
 def test_checkpoint_stays_in_its_folder_when_a_link_takes_its_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    untouched = {"optimizer.safetensors": b"not yours"}
+    untouched = {"letter.txt": b"not yours"}
     assert swap_while_saving(tmp_path / "on", monkeypatch) == untouched
     assert [path.name for path in (tmp_path / "on" / "run").iterdir()] == ["moved"]
 

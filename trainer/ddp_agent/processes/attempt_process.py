@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 
 from ddp_agent.clock import TICK_SECONDS, Ticker
 from ddp_agent.config import AgentConfig
@@ -14,6 +15,7 @@ from ddp_agent.failures import read_failure
 from ddp_agent.orders import Interruption
 from ddp_agent.processes.launch import Launch, can_be_forked
 from ddp_agent.processes.log_mirror import LogMirror
+from ddp_agent.processes.records import WRITING_SECONDS, RecordsFolder
 from ddp_agent.processes.supervise import ColdTree, ProcessTree, WarmTree
 from ddp_agent.processes.warm import (
     READY_SECONDS,
@@ -23,6 +25,7 @@ from ddp_agent.processes.warm import (
     standby_environment,
 )
 from ddp_agent.status.xids import XidCounts, new_xids
+from ddp_wire.contract import Env
 from ddp_wire.machine import memory_limit, out_of_memory_kills
 from ddp_wire.messages import Failure
 
@@ -80,7 +83,12 @@ class AttemptProcess:
     """The running processes of one attempt."""
 
     def __init__(
-        self, tree: ProcessTree, launch: Launch, evidence: Evidence, stop_grace_seconds: float
+        self,
+        tree: ProcessTree,
+        launch: Launch,
+        evidence: Evidence,
+        stop_grace_seconds: float,
+        records: RecordsFolder | None = None,
     ) -> None:
         """Supervise the process tree of an attempt.
 
@@ -89,9 +97,11 @@ class AttemptProcess:
             launch: The command line and directories of the attempt.
             evidence: Counters of the container before the start.
             stop_grace_seconds: Seconds between SIGTERM and SIGKILL when the run stops.
+            records: Folder of this node's records.
         """
         self._tree, self._launch, self._evidence = tree, launch, evidence
         self._stop_grace_seconds = stop_grace_seconds
+        self._records = records
 
     def poll(self) -> int | None:
         """Return torchrun's exit code, negative for a signal, or None while it runs."""
@@ -100,11 +110,16 @@ class AttemptProcess:
     def interrupt(self, newest: Callable[[], Interruption | None], ticker: Ticker) -> None:
         """Send SIGTERM and wait until the processes end, at most for the grace period.
 
+        If another attempt follows, the ranks first keep their state in memory.
+
         Args:
             newest: Function that returns the newest reason. A newer order may shorten the grace
                 period.
             ticker: Clock of the agent's loop.
         """
+        if self._records is not None and not _saves(newest()):
+            self._records.ask_to_leave(self._launch.attempt)
+            self._tree.terminate_ranks()  # torchrun takes a moment to forward the signal.
         self._tree.signal(signal.SIGTERM)
         now = ticker.clock.monotonic
         began, reminded = now(), False
@@ -116,13 +131,19 @@ class AttemptProcess:
             ticker.tick()
 
     def _grace_seconds(self, interruption: Interruption | None) -> float:
-        saves = interruption in {Interruption.STOP, Interruption.RESIZE}
-        return self._stop_grace_seconds if saves else RESTART_GRACE_SECONDS
+        if _saves(interruption):
+            return self._stop_grace_seconds
+        written = self._records is not None and self._records.is_written()
+        return WRITING_SECONDS if written else RESTART_GRACE_SECONDS
 
     def kill(self) -> None:
         """Kill all remaining processes, which would use files and ports of the next attempt."""
         if not self._tree.kill():
             _log.error("some ranks of attempt %d do not end after SIGKILL", self._launch.attempt)
+
+    def kept_step(self) -> int | None:
+        """Return the update after which the ranks of this node have kept their state, or None."""
+        return self._records.newest_step(self._launch.attempt) if self._records else None
 
     def failure(self, now: float) -> Failure | None:
         """Return the failure of the ended attempt, or None if it succeeded."""
@@ -131,6 +152,11 @@ class AttemptProcess:
         launch = self._launch
         failure = read_failure(launch.failure_file, launch.attempt, self._tree.returncode, now)
         return self._evidence.explain(failure)
+
+
+def _saves(interruption: Interruption | None) -> bool:
+    """Return whether the ranks save a checkpoint before they end."""
+    return interruption in {Interruption.STOP, Interruption.RESIZE}
 
 
 class AttemptStarter:
@@ -143,6 +169,7 @@ class AttemptStarter:
         standby: Standby | None = None,
         *,
         xids: Callable[[], XidCounts] = dict,
+        records: RecordsFolder | None = None,
     ) -> None:
         """Prepare to start attempts.
 
@@ -151,7 +178,9 @@ class AttemptStarter:
             ticker: Clock of the agent's loop.
             standby: Standby that was started early. The starter uses or closes it.
             xids: Function that returns the XID errors of the GPUs until now.
+            records: Folder of this node's records.
         """
+        self._records = records
         self._config, self._ticker, self._standby, self._xids = config, ticker, standby, xids
         self._may_fork = config.standby
         self._mirror: LogMirror | None = None
@@ -208,11 +237,15 @@ class AttemptStarter:
 
     def start(self, launch: Launch) -> AttemptProcess:
         """Start the processes of an attempt, and the thread that copies its logs."""
+        if self._records is not None and self._records.path is not None:
+            folder = {str(Env.RECORDS_DIR): str(self._records.path)}
+            launch = replace(launch, environment=launch.environment | folder)
         evidence = Evidence(self._xids)
         tree = self._start_warm(launch) or ColdTree(launch.command, launch.environment)
         self._waits_since, self._has_replaced = None, False
         self._mirror = LogMirror(launch.log_dir, launch.log_copy_dir)
-        return AttemptProcess(tree, launch, evidence, self._config.stop_grace_seconds)
+        grace = self._config.stop_grace_seconds
+        return AttemptProcess(tree, launch, evidence, grace, self._records)
 
     def finish_logs(self) -> None:
         """Tell the thread that copies the attempt's logs to finish. Do not wait for it."""
@@ -220,8 +253,10 @@ class AttemptStarter:
             self._mirror.end()
 
     def close(self) -> None:
-        """Kill the standby, and wait for the last copies of the logs."""
+        """Kill the standby, delete the records, and wait for the last copies of the logs."""
         self._close_standby()
+        if self._records is not None:
+            self._records.delete()
         if self._mirror is not None:
             self._mirror.wait()
 

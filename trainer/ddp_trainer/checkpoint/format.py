@@ -22,6 +22,7 @@ import os
 import re
 import stat
 import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -124,10 +125,19 @@ def crc32_of(path: Path) -> str:
     return f"{crc:08x}"
 
 
-def write_manifest(directory: Path, name: CheckpointName) -> None:
-    """Write the manifest of a pending checkpoint: size and CRC32 of every file in it."""
+def write_manifest(
+    directory: Path, name: CheckpointName, known: Mapping[str, dict[str, Any]] | None = None
+) -> None:
+    """Write the manifest of a pending checkpoint: size and CRC32 of every file in it.
+
+    Args:
+        directory: The pending directory.
+        name: Step and attempt.
+        known: Entries of files whose checksum their writer has computed. All others are read.
+    """
     files = {
-        path.name: {"bytes": path.stat().st_size, "crc32": crc32_of(path)}
+        path.name: (known or {}).get(path.name)
+        or {"bytes": path.stat().st_size, "crc32": crc32_of(path)}
         for path in sorted(directory.iterdir())
     }
     document = {"format": FORMAT, "step": name.step, "attempt": name.attempt, "files": files}

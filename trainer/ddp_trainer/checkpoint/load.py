@@ -46,7 +46,7 @@ from ddp_trainer.checkpoint.snapshot import Checkpoint, Snapshot, Tensors
 from ddp_trainer.checkpoint.stream import TensorStream
 from ddp_trainer.checkpoint.volume import Sleep, os_error, retried, volume_error
 from ddp_trainer.errors import InputError
-from ddp_trainer.ranks.collectives import on_first_rank
+from ddp_trainer.ranks.collectives import on_rank
 from ddp_trainer.saved_state import SavedState
 
 T = TypeVar("T")
@@ -121,33 +121,36 @@ def choose(run_directory: Path, *, start_over: bool = False, sleep: Sleep = time
     return Choice([], [sentence])
 
 
-def receive(path: Path | None, device: torch.device, sleep: Sleep = time.sleep) -> Checkpoint:
-    """Read a checkpoint on rank 0, and return it on every rank. Every rank must call it.
+def receive(
+    path: Path | None, device: torch.device, sleep: Sleep = time.sleep, src: int = 0
+) -> Checkpoint:
+    """Read a checkpoint on one rank, and return it on every rank. Every rank must call it.
 
-    Only rank 0 needs access to the volume. Rank 0 reads a tensor only when the caller iterates over
+    Only that rank needs access to the volume. It reads a tensor only when the caller iterates over
     it.
 
     Args:
-        path: The checkpoint, on rank 0.
+        path: The checkpoint, on the rank that reads it.
         device: The run's device, for the broadcast of the tensors.
         sleep: Function that waits between two tries to read.
+        src: The rank that reads.
 
     Returns:
         The checkpoint. Its tensors are streams, over which every rank must iterate.
 
     Raises:
-        VolumeError: On every rank, if rank 0 cannot read the checkpoint.
+        VolumeError: On every rank, if the rank cannot read the checkpoint.
     """
     folder = path or Path()
-    document = on_first_rank(
-        lambda: reading(folder, lambda: _checked(lambda: read_contents(folder)), sleep), device
+    document = on_rank(
+        src, lambda: reading(folder, lambda: _checked(lambda: read_contents(folder)), sleep), device
     )
 
     def read(act: Callable[[], Tensors]) -> Tensors:
         return reading(folder, lambda: _checked(act), sleep)
 
     def stream(file: str) -> TensorStream:
-        return TensorStream(folder / file, document["tensors"][file], device, read)
+        return TensorStream(folder / file, document["tensors"][file], device, read, src)
 
     snapshot = Snapshot(
         model=stream(MODEL),

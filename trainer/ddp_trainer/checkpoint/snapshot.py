@@ -44,6 +44,13 @@ class Snapshot:
     task_rest: Any = None
     """The task's own state as JSON with references to its tensors; None without own state."""
 
+    def nbytes(self) -> int:
+        """Return the size of all tensors in bytes. They must not be streams."""
+        parts = (
+            self.model, self.optimizer, self.average, self.compression, self.buffers, self.task
+        )  # fmt: skip
+        return sum(tensor.nbytes for part in parts for _, tensor in part.items())
+
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:

@@ -1,4 +1,4 @@
-"""Send the tensors of a file, which rank 0 reads, to every rank, a few at a time.
+"""Send the tensors of a file, which one rank reads, to every rank, a few at a time.
 
 So each rank needs memory for only a small part of a checkpoint at once.
 """
@@ -14,10 +14,10 @@ from torch import Tensor
 
 from ddp_trainer.checkpoint.snapshot import Tensors
 from ddp_trainer.checkpoint.volume import os_error
-from ddp_trainer.ranks.collectives import broadcast, on_first_rank
+from ddp_trainer.ranks.collectives import broadcast, on_rank
 
 CHUNK = 64 << 20
-"""Maximum number of bytes that rank 0 reads at once, unless a single tensor is larger."""
+"""Maximum number of bytes that a rank reads at once, unless a single tensor is larger."""
 
 Act = Callable[[], Tensors]
 Read = Callable[[Act], Tensors]
@@ -50,26 +50,33 @@ class Described:
 
 
 class TensorStream:
-    """The tensors of a file, which only rank 0 needs to read.
+    """The tensors of a file, which only one rank needs to read.
 
     Every rank must iterate over `items` at the same time, to the end.
     """
 
     def __init__(
-        self, path: Path, described: list[list[Any]], device: torch.device, read: Read
+        self,
+        path: Path,
+        described: list[list[Any]],
+        device: torch.device,
+        read: Read,
+        src: int = 0,
     ) -> None:
         """Prepare the stream without reading tensors.
 
         Args:
-            path: The file, as rank 0 sees it.
-            described: Result of `describe` on rank 0, on every rank.
+            path: The file, as the rank that reads it sees it.
+            described: Result of `describe` on that rank, on every rank.
             device: The run's device, for the broadcast.
-            read: Function with which rank 0 makes each read.
+            read: Function with which the rank makes each read.
+            src: The rank that reads.
         """
         self._path = path
         self._described = [Described.parse(document) for document in described]
         self._device = device
         self._read = read
+        self._src = src
 
     def __iter__(self) -> Iterator[str]:
         """Iterate over the names, without communication."""
@@ -88,7 +95,7 @@ class TensorStream:
         """Yield each name with its tensor in host memory, equal on every rank.
 
         Raises:
-            ReportedError: On every rank, if rank 0 cannot read the file.
+            ReportedError: On every rank, if the rank cannot read the file.
         """
         for chunk in _chunks(self._described):
             tensors: Tensors = {}
@@ -99,7 +106,7 @@ class TensorStream:
             ) -> None:
                 into.update(self._read(lambda: _read_some(self._path, names)))
 
-            on_first_rank(read_own, self._device)
+            on_rank(self._src, read_own, self._device)
             for each in chunk:
                 yield each.name, self._sent(tensors.pop(each.name, None), each)
 
@@ -107,7 +114,7 @@ class TensorStream:
         tensor = described.empty() if own is None else own
         # As bytes, because gloo does not know all types of numbers.
         data = tensor.contiguous().reshape(-1).view(torch.uint8).to(self._device)
-        return broadcast(data).cpu().view(described.dtype).reshape(described.shape)
+        return broadcast(data, self._src).cpu().view(described.dtype).reshape(described.shape)
 
 
 def describe(path: Path) -> list[list[Any]]:

@@ -13,9 +13,6 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from safetensors import SafetensorError
-from safetensors.torch import save_file
-
 from ddp_trainer.checkpoint.format import (
     AVERAGE,
     BUFFERS,
@@ -32,8 +29,9 @@ from ddp_trainer.checkpoint.format import (
     write_json,
     write_manifest,
 )
-from ddp_trainer.checkpoint.snapshot import Checkpoint, Snapshot, Tensors
-from ddp_trainer.checkpoint.volume import os_error
+from ddp_trainer.checkpoint.snapshot import Checkpoint, Snapshot
+from ddp_trainer.checkpoint.tensor_file import write_tensors
+from ddp_trainer.names import NamedTensors
 from ddp_wire.files import PlantedFileError, held_path, remove, replace_file
 
 
@@ -69,7 +67,7 @@ def commit(
     pending.mkdir()
     try:
         with held_path(pending, run_directory) as folder:
-            _write_all(folder, name, checkpoint)
+            write_checkpoint(folder, name, checkpoint)
             _check_in_place(folder, pending)
         may_commit()
         pending.rename(final)
@@ -81,15 +79,22 @@ def commit(
     return final
 
 
-def _write_all(folder: Path, name: CheckpointName, checkpoint: Checkpoint) -> None:
+def write_checkpoint(folder: Path, name: CheckpointName, checkpoint: Checkpoint) -> None:
+    """Write all files of a checkpoint to an empty folder, the manifest last, and flush them.
+
+    Raises:
+        OSError: If the volume fails.
+    """
     snapshot = checkpoint.snapshot
+    entries = {}
     for file, tensors in _files(snapshot).items():
-        _write(tensors, folder / file)
+        entries[file] = write_tensors(folder / file, tensors)
+        sync(folder / file)
     write_json(folder / OPTIMIZER_REST, snapshot.optimizer_rest)
     if snapshot.task_rest is not None:
         write_json(folder / TASK_REST, snapshot.task_rest)
     write_json(folder / STATE, checkpoint.state.document())
-    write_manifest(folder, name)
+    write_manifest(folder, name, entries)
     sync(folder)
 
 
@@ -98,15 +103,7 @@ def _check_in_place(folder: Path, pending: Path) -> None:
         raise PlantedFileError(pending, "folder")
 
 
-def _write(tensors: Tensors, path: Path) -> None:
-    try:
-        save_file(tensors, path)
-    except SafetensorError as error:
-        raise os_error(error) from error
-    sync(path)
-
-
-def _files(snapshot: Snapshot) -> dict[str, Tensors]:
+def _files(snapshot: Snapshot) -> dict[str, NamedTensors]:
     optional = {
         AVERAGE: snapshot.average,
         COMPRESSION: snapshot.compression,
@@ -114,8 +111,7 @@ def _files(snapshot: Snapshot) -> dict[str, Tensors]:
         TASK: snapshot.task,
     }
     always = {MODEL: snapshot.model, OPTIMIZER: snapshot.optimizer}
-    files = always | {file: tensors for file, tensors in optional.items() if len(tensors)}
-    return {file: dict(tensors.items()) for file, tensors in files.items()}
+    return always | {file: tensors for file, tensors in optional.items() if len(tensors)}
 
 
 def replace_json(path: Path, document: object) -> None:

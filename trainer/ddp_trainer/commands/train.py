@@ -84,4 +84,6 @@ def _run_request(
     from ddp_trainer.run.opening import RunRequest  # noqa: PLC0415
 
     task, config = task_and_config("train", options, rest, environ)
-    return RunRequest(task, config, attempt, environ.get(Env.JOB_UID, ""))
+    records = environ.get(Env.RECORDS_DIR)
+    job = environ.get(Env.JOB_UID, "")
+    return RunRequest(task, config, attempt, job, Path(records) if records else None)

@@ -4,6 +4,8 @@ Only evaluation uses running statistics. So one reduction before each evaluation
 makes them equal on all ranks. DDP's default is a broadcast of each buffer at each update.
 """
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -16,7 +18,9 @@ def norms_in(model: nn.Module) -> list[_BatchNorm]:
     return [module for module in model.modules() if isinstance(module, _BatchNorm)]
 
 
-def average_norm_statistics(model: nn.Module, world_size: int) -> None:
+def average_norm_statistics(
+    model: nn.Module, world_size: int, waiting: AbstractContextManager[None] | None = None
+) -> None:
     """Replace running means and variances by their averages over ranks, in place.
 
     Every rank must call it.
@@ -24,6 +28,7 @@ def average_norm_statistics(model: nn.Module, world_size: int) -> None:
     Args:
         model: The bare model.
         world_size: Number of ranks.
+        waiting: Context of the wait for the other ranks, in which nothing changes.
     """
     statistics = [
         buffer
@@ -33,7 +38,8 @@ def average_norm_statistics(model: nn.Module, world_size: int) -> None:
     ]
     if not statistics or not is_joined():
         return
-    flat = sum_over_ranks(torch.cat([buffer.flatten() for buffer in statistics])) / world_size
+    with waiting or nullcontext():
+        flat = sum_over_ranks(torch.cat([buffer.flatten() for buffer in statistics])) / world_size
     parts = flat.split([buffer.numel() for buffer in statistics])
     for buffer, part in zip(statistics, parts, strict=True):
         buffer.copy_(part.view_as(buffer))

@@ -60,26 +60,38 @@ class Reporter:
         """The rank that is slow now, for the next report."""
 
     def opened(
-        self, *, resumed_from: CheckpointInfo | None, skipped: list[str], **facts: Any
+        self,
+        *,
+        newest: CheckpointInfo | None,
+        resumed_step: int | None,
+        record: str | None = None,
+        skipped: list[str],
+        **facts: Any,
     ) -> None:
-        """Report the start of an attempt, skipped checkpoints, and the checkpoint to resume from.
+        """Report the start of an attempt, skipped checkpoints, and the step to resume from.
 
         Args:
-            resumed_from: The checkpoint to resume from, if any.
+            newest: The newest checkpoint, if any.
+            resumed_step: Number of completed updates from which the attempt continues. None if it
+                starts at the beginning.
+            record: Origin of the state in memory from which the attempt continues. None if it
+                continues from the newest checkpoint.
             skipped: One sentence per skipped checkpoint.
             facts: Fields of the start event.
         """
         self._events.emit("start", **facts, total_steps=self._total_steps)
         for sentence in skipped:
             self.warn(sentence)
-        if resumed_from is None:
+        if newest is not None and self._is_first:
+            self.heartbeats.checkpoint(newest)
+        if resumed_step is None:
             return
-        step = resumed_from.step
-        self.heartbeats.resumed(step)
-        if self._is_first:
-            self.heartbeats.checkpoint(resumed_from)
-        message = f"resumed at step {step} of {self._total_steps}"
-        self._events.emit("resume", step=step, path=resumed_from.path, message=message)
+        self.heartbeats.resumed(resumed_step)
+        message = f"resumed at step {resumed_step} of {self._total_steps}"
+        path = newest.path if newest is not None and record is None else None
+        if record is not None:
+            message += f" {record}"
+        self._events.emit("resume", step=resumed_step, path=path, message=message)
 
     @contextmanager
     def apart(self, name: Literal["checkpoint", "evaluation"]) -> Iterator[None]:

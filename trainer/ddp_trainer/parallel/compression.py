@@ -131,10 +131,16 @@ class Compression:
         return 0.0 if self.switched_on else communication_share(self._wrapped)
 
     def state(self, rank: int) -> dict[str, Tensor]:
-        """Return the state for a checkpoint: this rank's residues, and what all ranks share."""
-        found = {f"{_RESIDUE}/{rank}/{i}": error for i, error in self._power.error_dict.items()}
-        found |= {f"p/{index}": tensor for index, tensor in self._power.p_memory_dict.items()}
-        found |= {f"q/{index}": tensor for index, tensor in self._power.q_memory_dict.items()}
+        """Return the state for a checkpoint: this rank's residues, and what all ranks share.
+
+        During an update it is the state before that update, except for the matrices `p`, which
+        each update overwrites.
+        """
+        residues, directions = self._feedback.before
+        found = {f"{_RESIDUE}/{rank}/{i}": error for i, error in residues.items()}
+        known = directions.keys()
+        found |= {f"p/{i}": p for i, p in self._power.p_memory_dict.items() if i in known}
+        found |= {f"q/{index}": tensor for index, tensor in directions.items()}
         return found | ({"rate/": self._feedback.rate} if found else {})
 
     def load(

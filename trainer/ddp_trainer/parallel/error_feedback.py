@@ -45,6 +45,7 @@ class ErrorFeedback:
         self._samples = 0
         self._residues: dict[int, Tensor] = {}
         self._directions: dict[int, Tensor] = {}
+        self._in_progress = False
         self.rate = torch.zeros((), device=device)
         """Estimated count per sample. 0 before the first update."""
 
@@ -76,6 +77,14 @@ class ErrorFeedback:
         for index, residue in self._residues.items():
             self._power.error_dict[index] = residue * factor
         self._directions = {i: q.clone() for i, q in self._power.q_memory_dict.items()}
+        self._in_progress = True
+
+    @property
+    def before(self) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
+        """Residues and matrices as they were before the update that is in progress, if any."""
+        if not self._in_progress:
+            return dict(self._power.error_dict), dict(self._power.q_memory_dict)
+        return self._residues, self._directions
 
     def finish(self, count: Tensor, nonfinite: Tensor) -> None:
         """Convert the new residues to gradients of the mean.
@@ -102,6 +111,7 @@ class ErrorFeedback:
                 earlier = _first_directions(found)
             self._power.q_memory_dict[index] = torch.where(skipped, earlier, found)
         self._residues, self._directions = {}, {}
+        self._in_progress = False
         rate = count / (self._samples * self._count_scale)
         rate = torch.where(self.rate > 0, torch.minimum(rate, GROWTH * self.rate), rate)
         self.rate = torch.where(skipped, self.rate, rate)

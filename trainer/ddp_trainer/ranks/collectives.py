@@ -81,13 +81,22 @@ def on_first_rank(act: Callable[[], Any], device: torch.device) -> Any:
     Raises:
         ReportedError: On every rank, if `act` raised a ReportedError on rank 0.
     """
+    return on_rank(0, act, device)
+
+
+def on_rank(src: int, act: Callable[[], Any], device: torch.device) -> Any:
+    """Call `act` on rank `src` and return its JSON result on every rank.
+
+    Raises:
+        ReportedError: On every rank, if `act` raised a ReportedError on rank `src`.
+    """
     answer: dict[str, Any] = {}
-    if not is_joined() or dist.get_rank() == 0:
+    if not is_joined() or dist.get_rank() == src:
         try:
             answer = {"result": act()}
         except ReportedError as error:
             answer = {"error": str(error), "code": error.code}
-    answer = broadcast_json(answer, device)
+    answer = broadcast_json(answer, device, src)
     if "error" in answer:
         raise reported_error(answer["code"], answer["error"])
     return answer["result"]

@@ -25,7 +25,8 @@ def exchange_requests(run: Run) -> Decision:
     own = _own_seconds(run, phase_seconds)
     requests = _requests(run, replace(own, step=run.report.times.mean_update()) if due else own)
     totals, parts = learner.totals.read(), learner.parts.read()
-    decision = run.agreement.exchange(step, totals, requests, parts)
+    with learner.gate:
+        decision = run.agreement.exchange(step, totals, requests, parts)
     _warn(run, decision)
     # Right after a resume there is no training loss to report yet.
     if due and (decision.loss_count or decision.nonfinite):

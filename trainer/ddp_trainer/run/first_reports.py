@@ -51,7 +51,9 @@ def _report_opened(run: Run, group: Group, built: BuiltTask, resume: Resume, dat
     """Report the start event."""
     found = resume.opened["resume"]
     run.report.opened(
-        resumed_from=CheckpointInfo(**found) if found else None,
+        newest=CheckpointInfo(**found) if found else None,
+        resumed_step=resume.saved.state.step if resume.saved else None,
+        record=resume.record,
         skipped=resume.opened["skipped"],
         task=run.task_path,
         world_size=run.ranks.world_size,

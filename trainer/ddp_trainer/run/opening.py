@@ -2,11 +2,13 @@
 
 Every start of an attempt is a resume, in these steps:
 
-1. Join the process group, because all later steps communicate with the other ranks. 2. Build the
-task on every rank, and compare the ranks before anything depends on them. 3. Claim the run's
-directory on rank 0, and choose the newest complete checkpoint. 4. Prepare the data, beginning at
-the position of that checkpoint. 5. Build the learner and restore it. Without a checkpoint, load
-`init_from` if it is set. 6. Report the start, and what has changed since the checkpoint.
+1. Join the process group, because all later steps communicate with the other ranks.
+2. Build the task on every rank, and compare the ranks before anything depends on them.
+3. Claim the run's directory on rank 0, and choose the newest complete checkpoint. If a node keeps a
+   newer state in memory, choose that one (`run.restart`).
+4. Prepare the data, beginning at the position of the chosen state.
+5. Build the learner and restore it. Without a state, load `init_from` if it is set.
+6. Report the start, and what has changed since the state was saved.
 """
 
 import os
@@ -45,6 +47,7 @@ from ddp_trainer.run.first_reports import report_first
 from ddp_trainer.run.parts import BuiltTask, Group, Resume
 from ddp_trainer.run.rehearsal import rehearse_if_needed
 from ddp_trainer.run.reporter_setup import make_reporter
+from ddp_trainer.run.restart import newest_record
 from ddp_trainer.run.run import Run
 from ddp_trainer.run.source import Fingerprints, source_fingerprint
 from ddp_trainer.run.state import restore, task_state
@@ -66,6 +69,8 @@ class RunRequest:
     """Number of this attempt. None selects the next free number."""
     job: str = ""
     """Uid of the job."""
+    records: Path | None = None
+    """Folder of this node's records. None if the node has none."""
 
 
 def open_run(request: RunRequest, ranks: Ranks, stop: StopFlag, heartbeats: HeartbeatWriter) -> Run:
@@ -85,7 +90,7 @@ def open_run(request: RunRequest, ranks: Ranks, stop: StopFlag, heartbeats: Hear
     request = replace(request, config=with_precision(request.config, group.device))
     built = _build(request, ranks, group.device)
     heartbeats.phase(RankPhase.TRAINING)
-    resume = _open_checkpoints(request, built, group.device)
+    resume = _open_checkpoints(request, built, ranks, group.device)
     data = prepare_data(built, resume.saved, ranks, group)
     initial = _load_initial(built, resume.saved, group.device)
     learner = _learner(built, resume.saved, data, ranks, group.device)
@@ -114,6 +119,7 @@ def open_run(request: RunRequest, ranks: Ranks, stop: StopFlag, heartbeats: Hear
         position=data.position,
         total_steps=steps,
         reported_step=data.position.step,
+        records=request.records if built.config.checkpoint.memory else None,
         nonfinite=_nonfinite_tracker(built.config, learner, resume.saved),
         stragglers=StragglerMonitor(divided(built.config.global_batch, ranks.world_size)),
         data_wait_monitor=DataWaitMonitor(report.times.data_wait, ranks.rank, ranks.world_size),
@@ -151,8 +157,10 @@ def _build(request: RunRequest, ranks: Ranks, device: torch.device) -> BuiltTask
     return BuiltTask(task, config, document, locations, same, warnings + copied)
 
 
-def _open_checkpoints(request: RunRequest, built: BuiltTask, device: torch.device) -> Resume:
-    """Open the checkpoint directory on rank 0, and distribute the newest complete checkpoint."""
+def _open_checkpoints(
+    request: RunRequest, built: BuiltTask, ranks: Ranks, device: torch.device
+) -> Resume:
+    """Open the checkpoint directory on rank 0, and distribute the newest complete state."""
     config = built.config
     checkpoints = CheckpointManager(config.checkpoint)
     # Rank 0 reads whole checkpoints, while the others wait for it.
@@ -161,6 +169,10 @@ def _open_checkpoints(request: RunRequest, built: BuiltTask, device: torch.devic
             lambda: checkpoints.open(request.attempt, built.document, request.job), device
         )
         saved = checkpoints.receive(device) if opened["resume"] else None
+    folder = request.records if config.checkpoint.memory else None
+    record = newest_record(folder, ranks, device, saved)
+    if record is not None:
+        return Resume(checkpoints, opened, record.saved, record.origin())
     return Resume(checkpoints, opened, saved)
 
 

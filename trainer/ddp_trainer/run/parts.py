@@ -52,3 +52,5 @@ class Resume:
     opened: dict[str, Any]
     """Result of `CheckpointManager.open` on rank 0."""
     saved: Checkpoint | None
+    record: str | None = None
+    """Origin of the record from which the run starts instead of its newest checkpoint."""

@@ -8,6 +8,7 @@ them.
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from ddp_trainer.checkpoint.manager import CheckpointManager
@@ -56,6 +57,8 @@ class Run:
     nonfinite: NonFiniteTracker
     data_wait_monitor: DataWaitMonitor
     stragglers: StragglerMonitor = field(default_factory=StragglerMonitor)
+    records: Path | None = None
+    """Folder of this node's records in memory (`checkpoint.records`). None without one."""
     metrics: dict[str, float] = field(default_factory=dict)
     """Metrics of the newest evaluation, by name."""
     clock: float | None = field(default_factory=time.monotonic)

@@ -19,6 +19,7 @@ from contextlib import AbstractContextManager
 
 import torch
 
+from ddp_trainer.checkpoint import records
 from ddp_trainer.checkpoint.snapshot import Checkpoint, Snapshot
 from ddp_trainer.checkpoint.volume import volume_error
 from ddp_trainer.errors import ReportedError
@@ -53,7 +54,7 @@ def save(run: Run, *, required: bool = False) -> None:
         return
     settle(run)
     run.learner.trace.enter(Activity.CHECKPOINT)
-    with run.report.apart("checkpoint"):
+    with run.report.apart("checkpoint"), run.learner.gate:
         start = time.monotonic()
         taken = gather(run.learner, run.task)
         with _volume_timeout(run), errors_of_first_rank(run.learner.device):
@@ -103,6 +104,8 @@ def roll_back(run: Run) -> None:
         )
     # A read from a slow volume may take much longer than an exchange.
     run.learner.trace.enter(Activity.CHECKPOINT)
+    if run.records is not None and run.ranks.local_rank == 0:
+        records.clear(run.records)  # The state in it led to the rollback.
     with _volume_timeout(run):
         restore(run.learner, run.task, run.checkpoints.receive(device))
 

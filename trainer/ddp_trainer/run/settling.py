@@ -16,7 +16,7 @@ def settle(run: Run) -> None:
     if run.synchronized_step == step:
         return
     finish_updates(learner.device)
-    average_norm_statistics(learner.model, run.ranks.world_size)
+    average_norm_statistics(learner.model, run.ranks.world_size, learner.gate)
     late = learner.synchronize()
     if late:
         run.report.warn(

@@ -50,11 +50,7 @@ def gather(learner: Learner, task: Task) -> Snapshot | None:
     Raises:
         InputError: If the task's state contains a value that is neither a tensor nor JSON.
     """
-    own = take(learner.model, learner.optimizer)
-    own.average = learner.ema.state() if learner.ema else {}
-    own.compression = learner.compression.state(learner.rank) if learner.compression else {}
-    own.buffers = learner.buffers.own(learner.rank) if learner.buffers else {}
-    own.task, own.task_rest = task_state(task)
+    own = own_state(learner, task)
     gathered = replace(
         own,
         model=_gathered(own.model, learner),
@@ -69,6 +65,20 @@ def gather(learner: Learner, task: Task) -> Snapshot | None:
             plain = broadcast_json(own.optimizer_rest["state"], learner.device, rank)
             gathered.optimizer_rest["state"] |= plain
     return gathered if learner.rank == 0 else None
+
+
+def own_state(learner: Learner, task: Task) -> Snapshot:
+    """Return the state of learner and task on this rank, without copying tensors.
+
+    Raises:
+        InputError: If the task's state contains a value that is neither a tensor nor JSON.
+    """
+    own = take(learner.model, learner.optimizer)
+    own.average = learner.ema.state() if learner.ema else {}
+    own.compression = learner.compression.state(learner.rank) if learner.compression else {}
+    own.buffers = learner.buffers.own(learner.rank) if learner.buffers else {}
+    own.task, own.task_rest = task_state(task)
+    return own
 
 
 def task_state(task: Task) -> tuple[Tensors, Any]:

@@ -1,0 +1,86 @@
+"""Tests of the folder of a node's records: who owns it, and who may delete it."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from ddp_agent.processes.records import RecordsFolder
+from ddp_wire.records import must_leave
+
+
+def test_folder_belongs_to_the_agent_alone_and_ends_with_it(tmp_path: Path) -> None:
+    folder = RecordsFolder("uid/1", 3, tmp_path)
+    assert folder.path == tmp_path / f"ddp-records-{os.getuid()}-uid-1-3"
+    assert folder.path.stat().st_mode & 0o777 == 0o700
+    folder.delete()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_restarted_agent_finds_the_records_of_its_node(tmp_path: Path) -> None:
+    folder = RecordsFolder("uid", 0, tmp_path)
+    assert folder.path is not None
+    (folder.path / "record").touch()
+    assert folder._lock is not None
+    os.close(folder._lock)  # As the end of the process does.
+    again = RecordsFolder("uid", 0, tmp_path)
+    assert again.path == folder.path
+    assert (folder.path / "record").exists()
+
+
+def test_agent_deletes_folders_of_agents_that_have_ended_and_no_others(tmp_path: Path) -> None:
+    ended, running = RecordsFolder("ended", 0, tmp_path), RecordsFolder("running", 0, tmp_path)
+    assert ended.path is not None
+    assert running.path is not None
+    assert ended._lock is not None
+    os.close(ended._lock)
+    (tmp_path / "other").mkdir()
+    RecordsFolder("new", 0, tmp_path)
+    assert not ended.path.exists()
+    assert running.path.exists()
+    assert (tmp_path / "other").exists()
+
+
+def test_folder_in_use_is_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    RecordsFolder("uid", 0, tmp_path)
+    second = RecordsFolder("uid", 0, tmp_path)
+    assert second.path is None
+    assert "another agent uses" in caplog.text
+
+
+@pytest.mark.parametrize("planted", ["link", "open folder"])
+def test_planted_folder_is_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, planted: str
+) -> None:
+    path = tmp_path / f"ddp-records-{os.getuid()}-uid-0"
+    if planted == "link":
+        (tmp_path / "target").mkdir(mode=0o700)
+        path.symlink_to(tmp_path / "target")
+    else:
+        path.mkdir()
+        path.chmod(0o777)
+    assert RecordsFolder("uid", 0, tmp_path).path is None
+    assert "only this user can use" in caplog.text
+
+
+def test_agent_without_shared_memory_keeps_no_records(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = RecordsFolder("uid", 0, tmp_path / "missing")
+    assert folder.path is None
+    assert "not kept in memory" in caplog.text
+    folder.ask_to_leave(1)
+    assert not folder.is_written()
+    folder.delete()
+
+
+def test_request_to_leave_is_for_one_attempt(tmp_path: Path) -> None:
+    folder = RecordsFolder("uid", 0, tmp_path)
+    assert folder.path is not None
+    assert not must_leave(folder.path, 2)
+    folder.ask_to_leave(2)
+    assert must_leave(folder.path, 2)
+    assert not must_leave(folder.path, 3)
+    assert not folder.is_written()
+    (folder.path / "step-00000005.attempt-2.tmp").mkdir()
+    assert folder.is_written()

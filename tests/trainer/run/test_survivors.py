@@ -1,0 +1,244 @@
+"""Tests of survivors: ranks that must end keep the state of the run in memory."""
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from ddp_trainer.checkpoint import records
+from ddp_trainer.run.rehearsal import COMMUTATIVE_RANKS
+from ddp_trainer.run.survivors import Survivor
+from ddp_trainer.train import loop
+from ddp_wire.contract import ExitCode
+from ddp_wire.records import ask_to_leave
+from tests.trainer.rank_processes import Gang, Launcher
+from tests.trainer.run.test_resume import final_bytes
+from tests.trainer.runs import opened
+
+NOISY = {"samples": 37, "dropout": 0.3, "noise": 0.1}
+BASE = {"epochs": 3, "global_batch": 6, "checkpoint": {"every_steps": 50}}
+PARTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "plain": ("sample_tasks:build", {}),
+    "average and clipping": ("sample_tasks:build", {"ema": {"decay": 0.9}, "clip_norm": 0.5}),
+    "accumulation": ("sample_tasks:build", {"micro_batch": 2, "task": {"uneven": True}}),
+    "task state": ("sample_tasks:build_full", {}),
+    "buffers": ("buffer_tasks:build", {"parallel": {"buffers": "average"}}),
+}
+
+
+class Folders:
+    """Folders of a run that is interrupted, and of one that is not."""
+
+    def __init__(self, path: Path) -> None:
+        self.whole, self.broken, self.records = path / "a", path / "b", path / "records"
+        self.records.mkdir()
+
+    def variables(self, attempt: int) -> dict[str, str]:
+        return {
+            "DDP_CHECKPOINT_DIR": str(self.broken),
+            "DDP_RECORDS_DIR": str(self.records),
+            "DDP_ATTEMPT": str(attempt),
+        }
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> Folders:
+    return Folders(tmp_path)
+
+
+def resumed(gang: Gang) -> list[int]:
+    return [event["step"] for event in gang.events("resume")]
+
+
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize(
+    "part", [pytest.param(p, marks=[] if p == "plain" else pytest.mark.slow) for p in PARTS]
+)
+def test_run_continues_after_the_newest_update_with_the_same_bits(
+    launcher: Launcher, folders: Folders, world: int, part: str
+) -> None:
+    path, settings = PARTS[part]
+    task = {"task": NOISY | settings.get("task", {})}
+    arguments = [f"--task={path}", f"--config={json.dumps(BASE | settings | task)}"]
+    whole = launcher.train(*arguments, world=world, DDP_CHECKPOINT_DIR=str(folders.whole))
+    die = [f"--task.die_rank={world - 1}", "--task.die_after=9"]
+    first = launcher.train(*arguments, *die, world=world, **folders.variables(1))
+    assert first.wait()[world - 1] == -signal.SIGKILL
+    second = launcher.train(*arguments, *die, world=world, **folders.variables(2))
+    assert second.wait()[world - 1] == -signal.SIGKILL
+    last = launcher.train(*arguments, world=world, **folders.variables(3))
+    assert last.wait() == [0] * world, last.err(0)
+    assert whole.wait() == [0] * world
+    (start,) = resumed(second)
+    assert start > 0
+    assert resumed(last) == [start + _updates(second)]
+    assert final_bytes(folders.whole) == final_bytes(folders.broken)
+    for file in ("ema.safetensors", "task.safetensors", "task.json"):
+        ends = [max(f.glob("step-*")) / file for f in (folders.whole, folders.broken)]
+        assert [end.exists() and end.read_bytes() for end in ends][:1] * 2 == [
+            end.exists() and end.read_bytes() for end in ends
+        ], file
+
+
+def _updates(gang: Gang) -> int:
+    """Return the number of the updates of an attempt, by the sentence of a survivor."""
+    (start,) = resumed(gang)
+    texts = [gang.err(rank) for rank in range(len(gang.processes))]
+    (kept,) = [line for text in texts for line in text.splitlines() if "kept the state" in line]
+    return int(kept.split("after update ")[1].split()[0]) - start
+
+
+def test_first_update_does_not_depend_on_the_number_of_passes(
+    launcher: Launcher, folders: Folders
+) -> None:
+    """Check the step of a record against the number of passes before the failure."""
+    config = f"--config={json.dumps(BASE | {'task': NOISY})}"
+    die = ["--task.die_rank=2", "--task.die_after=7"]
+    arguments = ["--task=sample_tasks:build", config]
+    gang = launcher.train(*arguments, *die, world=3, **folders.variables(1))
+    gang.wait()
+    rehearsals = int(COMMUTATIVE_RANKS < 3)
+    name = f"step-{7 - rehearsals:08d}.attempt-1"
+    assert [path.name for path in folders.records.iterdir()] == [name]
+
+
+def test_rank_that_waits_in_a_collective_leaves_with_its_state(
+    launcher: Launcher, folders: Folders
+) -> None:
+    arguments = ["--task=sample_tasks:build", f"--config={json.dumps(BASE | {'task': NOISY})}"]
+    whole = launcher.train(*arguments, world=2, DDP_CHECKPOINT_DIR=str(folders.whole))
+    hang = ["--task.die_rank=1", "--task.die_after=5", "--task.die_how=hang"]
+    hung = launcher.train(*arguments, *hang, world=2, **folders.variables(4))
+    hung.wait_until(lambda: (hung.folder / "0.out").exists() and bool(hung.events("start")))
+    hung.wait_until(lambda: _sleeps(hung, 1))
+    ask_to_leave(folders.records, 4)
+    hung.signal(0, signal.SIGTERM)
+    hung.processes[0].join(30)
+    assert hung.processes[0].exitcode == ExitCode.PREEMPTED
+    hung.processes[1].kill()
+    assert [path.name for path in folders.records.glob("step-*")] == ["step-00000005.attempt-4"]
+    last = launcher.train(*arguments, world=2, **folders.variables(5))
+    assert last.wait() == [0, 0]
+    assert resumed(last) == [5]
+    assert whole.wait() == [0, 0]
+    assert final_bytes(folders.whole) == final_bytes(folders.broken)
+
+
+def _sleeps(gang: Gang, rank: int) -> bool:
+    """Return whether the main thread of a rank sleeps, as it does when it hangs in this test."""
+    pid = gang.processes[rank].pid
+    return "nanosleep" in Path(f"/proc/{pid}/wchan").read_text()
+
+
+def test_signal_without_a_request_stops_a_run_as_before(
+    launcher: Launcher, folders: Folders
+) -> None:
+    arguments = ["--task=sample_tasks:build", "--config=" + json.dumps(BASE | {"epochs": 500})]
+    gang = launcher.train(*arguments, "--log.every_steps=1", world=2, **folders.variables(1))
+    gang.wait_until(lambda: (gang.folder / "0.out").exists() and bool(gang.events("progress")))
+    gang.signal(0, signal.SIGTERM)
+    assert gang.wait() == [ExitCode.PREEMPTED] * 2
+    assert list(folders.records.glob("step-*")) == []
+
+
+PARTIAL: dict[str, dict[str, Any]] = {
+    "zero1": {"strategy": "zero1"},
+    "fsdp2": {"strategy": "fsdp2"},
+    "local_sgd": {"local_sgd": {"period": 50}},
+    "powersgd": {"compression": {"name": "powersgd"}},
+    "buffers": {"buffers": "per_rank"},
+}
+
+
+@pytest.mark.parametrize("parallel", PARTIAL.values(), ids=PARTIAL.keys())
+def test_rank_with_a_part_of_the_state_writes_nothing(
+    launcher: Launcher, folders: Folders, parallel: dict[str, Any]
+) -> None:
+    config = BASE | {"parallel": parallel}
+    die = ["--task.die_rank=1", "--task.die_after=6"]
+    arguments = ["--task=buffer_tasks:build", f"--config={json.dumps(config)}", *die]
+    launcher.train(*arguments, world=2, **folders.variables(1)).wait()
+    assert list(folders.records.iterdir()) == []
+
+
+def test_rank_before_its_first_update_writes_nothing(launcher: Launcher, folders: Folders) -> None:
+    die = ["--task.die_rank=1", "--task.die_after=0"]
+    arguments = ["--task=sample_tasks:build", f"--config={json.dumps(BASE)}", *die]
+    launcher.train(*arguments, world=2, **folders.variables(1)).wait()
+    assert list(folders.records.iterdir()) == []
+
+
+def test_newer_checkpoint_wins_over_a_record(launcher: Launcher, folders: Folders) -> None:
+    arguments = ["--task=sample_tasks:build", f"--config={json.dumps(BASE)}"]
+    die = ["--task.die_rank=1", "--task.die_after=4"]
+    launcher.train(*arguments, *die, world=2, **folders.variables(1)).wait()
+    (record,) = folders.records.glob("step-*")
+    later = launcher.train(
+        *arguments, "--max_steps=9", world=2, DDP_CHECKPOINT_DIR=str(folders.broken)
+    )
+    assert later.wait() == [0, 0]
+    last = launcher.train(*arguments, world=2, **folders.variables(2))
+    assert last.wait() == [0, 0]
+    assert record.name == "step-00000004.attempt-1"
+    assert resumed(last) == [9]
+
+
+def test_run_without_a_checkpoint_directory_continues_from_a_record(
+    launcher: Launcher, folders: Folders
+) -> None:
+    arguments = ["--task=sample_tasks:build", '--config={"epochs": 2, "global_batch": 6}']
+    variables = {"DDP_RECORDS_DIR": str(folders.records), "DDP_ATTEMPT": "1"}
+    die = ["--task.die_rank=0", "--task.die_after=4"]
+    launcher.train(*arguments, *die, world=2, **variables).wait()
+    last = launcher.train(*arguments, world=2, **variables)
+    assert last.wait() == [0, 0]
+    assert resumed(last) == [4]
+
+
+def test_error_of_the_task_keeps_the_state_of_a_single_rank(tmp_path: Path) -> None:
+    run = opened(global_batch=5, epochs=1, task={"samples": 50, "die_rank": 0, "die_after": 6,
+                                                "die_how": "raise"})  # fmt: skip
+    run.records = tmp_path
+    survivor = Survivor(run)
+    with pytest.raises(RuntimeError, match="the probe must fail"):
+        loop(run, survivor)
+    (record,) = tmp_path.glob("step-*")
+    assert record.name == "step-00000006.attempt-0"
+    saved = load_file(record / "model.safetensors")
+    for name, tensor in run.learner.model.state_dict().items():
+        assert torch.equal(saved[name], tensor), name
+
+
+def test_state_inside_an_update_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = opened(global_batch=5, epochs=1)
+    run.records = tmp_path
+    survivor = Survivor(run)
+    steps = iter(range(100))
+
+    def fail(*_: object) -> None:
+        if next(steps) == 3:
+            raise RuntimeError("in the optimizer")
+
+    monkeypatch.setattr(run.learner.strategy, "after_update", fail)
+    with pytest.raises(RuntimeError, match="in the optimizer"):
+        loop(run, survivor)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_record_without_room_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(records, "RESERVE_BYTES", 1 << 60)
+    run = opened(global_batch=5, epochs=1, task={"die_rank": 0, "die_after": 2, "die_how": "raise"})
+    run.records = tmp_path
+    with pytest.raises(RuntimeError, match="the probe must fail"):
+        loop(run, Survivor(run))
+    lines = [line for line in capsys.readouterr().err.splitlines() if "kept in memory" in line]
+    assert len(lines) == 1
+    assert lines[0].startswith("rank 0: the state after update 2 was not kept in memory: it needs")
