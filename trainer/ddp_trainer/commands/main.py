@@ -106,7 +106,7 @@ def _report(error: ReportedError, stop: StopFlag) -> ExitCode:
         first = Ranks.from_environment(os.environ).is_first
     except InputError:
         first = True
-    if first or error.rank_specific:
+    if (first or error.rank_specific) and not error.silent:
         print(error, file=sys.stderr, flush=True)
     else:
         deadline = time.monotonic() + RANK_0_MESSAGE_SECONDS
