@@ -211,6 +211,21 @@ def test_rank_that_leaves_the_message_to_rank_0_is_a_secondary_failure(code: Exi
     assert not explained.secondary
 
 
+OF_REPLICAS = [ExitCode.CORRUPTED, ExitCode.REPLICAS_DIFFER, ExitCode.CORRUPTION_STOP]
+
+
+@pytest.mark.parametrize("code", OF_REPLICAS)
+def test_rank_whose_weights_are_those_of_most_ranks_is_a_secondary_failure(code: ExitCode) -> None:
+    """Only the rank that differs prints why. The others may have printed something else before."""
+    found = described("UserWarning: an old warning", returncode=code)
+    assert (found.secondary, found.message) == (True, "")
+    text = (
+        "replicas: the weights of rank 3 differ from those of the other 7 ranks in 1 of 4 tensors"
+    )
+    blamed = described(text, returncode=code)
+    assert (blamed.secondary, blamed.message) == (False, text)
+
+
 def test_failure_of_torchrun_itself_names_no_rank() -> None:
     found = from_exception(ValueError("no nodes\nsecond line"), 2, 5.0)
     assert (found.message, found.rank, found.secondary) == (

@@ -12,12 +12,15 @@ from pydantic import ValidationError
 from ddp_wire import collective_errors
 from ddp_wire.contract import ExitCode
 from ddp_wire.messages import Failure
+from ddp_wire.replica_errors import PREFIX
 
 FAILURE_FILE_ENV = "DDP_FAILURE_FILE"
 """Environment variable with the path of the file to which the launcher writes the failure."""
 
-ONE_SENTENCE = frozenset({ExitCode.BAD_INPUT, ExitCode.VOLUME_FAILED})
-"""Exit codes of errors for which rank 0 has printed one sentence and no traceback."""
+_OF_REPLICAS = frozenset({ExitCode.CORRUPTED, ExitCode.REPLICAS_DIFFER, ExitCode.CORRUPTION_STOP})
+"""Exit codes of ranks whose weights differ. Only the ranks that are the cause print why."""
+ONE_SENTENCE = frozenset({ExitCode.BAD_INPUT, ExitCode.VOLUME_FAILED, *_OF_REPLICAS})
+"""Exit codes of errors for which one rank has printed one sentence and no traceback."""
 
 _TAIL_LINES = 20
 _LOG_TAIL_BYTES = 64 * 1024
@@ -67,6 +70,8 @@ def describe(*, attempt: int, rank: int, returncode: int, text: str, at: float) 
     lines = [_RANK_PREFIX.sub("", line).rstrip() for line in text.splitlines() if line.strip()]
     lines = without_launcher(lines)
     message = reason(lines)
+    if returncode in _OF_REPLICAS and not message.startswith(PREFIX):
+        message = ""  # The last line of the log is about something else.
     name = signal_name(-returncode) if returncode < 0 else None
     silent = returncode in ONE_SENTENCE and not message
     return Failure(

@@ -8,6 +8,8 @@ class ReportedError(Exception):
 
     code = ExitCode.FAILED
     """Exit code of the rank that raises the error."""
+    silent = False
+    """Whether another rank prints the sentence, because this rank is not the cause."""
 
     def __init__(self, sentence: str, *, rank_specific: bool = False) -> None:
         """Create the error.
@@ -43,6 +45,27 @@ class VolumeError(ReportedError):
     """
 
     code = ExitCode.VOLUME_FAILED
+
+
+class ReplicasDifferError(ReportedError):
+    """Error for weights that must be equal on all ranks, but differ.
+
+    If most ranks agree, the other ranks print the sentence, so that the operator blames one of
+    them. Otherwise rank 0 prints it, and no rank is blamed.
+    """
+
+    def __init__(self, sentence: str, code: ExitCode, *, blamed: bool, silent: bool) -> None:
+        """Create the error.
+
+        Args:
+            sentence: Error message for the user.
+            code: Exit code of this rank.
+            blamed: Whether this rank differs from the majority, and prints the sentence.
+            silent: Whether this rank belongs to the majority, and does not print the sentence.
+        """
+        super().__init__(sentence, rank_specific=blamed)
+        self.code = code
+        self.silent = silent
 
 
 def reported_error(code: int, sentence: str) -> ReportedError:

@@ -25,6 +25,7 @@ from ddp_trainer.run.evaluating import evaluate_run
 from ddp_trainer.run.exchange import exchange_requests
 from ddp_trainer.run.garbage import Collector
 from ddp_trainer.run.opening import RunRequest, open_run
+from ddp_trainer.run.replicas import check_replicas
 from ddp_trainer.run.run import Run
 from ddp_trainer.run.saving import save
 from ddp_trainer.run.survivors import Survivor
@@ -179,6 +180,8 @@ def _between_updates(run: Run, decision: Decision) -> Decision:
     if run.agreement.due(step):
         decision = exchange_requests(run)
         by_clock = decision.save
+    if run.replicas.due(step):
+        check_replicas(run)
     epoch_ended = run.sampler.ends_epoch(run.position.samples)
     if run.checkpoints.due(step, epoch_ended=epoch_ended, by_clock=by_clock):
         save(run)

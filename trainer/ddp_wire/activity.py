@@ -43,6 +43,8 @@ class Activity(IntEnum):
     """It waits for the other ranks at the end of the attempt."""
     HOOK = 9
     """It is in the task's `after_update`."""
+    REPLICAS = 10
+    """It compares its weights with those of the other ranks."""
 
 
 @dataclass(frozen=True, slots=True)

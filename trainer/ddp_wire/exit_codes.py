@@ -20,3 +20,12 @@ class ExitCode(IntEnum):
     number is EX_IOERR of `sysexits.h`."""
     PREEMPTED = 85
     """Stopped on request after saving a checkpoint. Uses no budget."""
+    CORRUPTED = 86
+    """This rank's weights differ from those of most ranks: silent corruption. An infrastructure
+    failure: the next attempt resumes from the newest checkpoint, and the Kubernetes node gets a
+    strike."""
+    REPLICAS_DIFFER = 87
+    """The weights of the ranks differ, and no majority shows which of them are right. The attempt
+    counts as failed. A rank of the majority has this code, too, but never as the cause."""
+    CORRUPTION_STOP = 88
+    """The weights of the ranks differ, and `replicas.policy` is `stop`. Never retried."""

@@ -124,7 +124,7 @@ class FailureStatus(StatusModel):
     attempt: int
     """Number of the attempt that the failure ended."""
     reason: ShortText
-    """Kind of the failure: RankFailed, Hung, OOMKilled, BadInput, VolumeFailed, NetworkFailed, PodLost, PeerLost, PodFailed, InitContainerFailed, Preempted, or Kubernetes' own reason, for example Evicted."""  # noqa: E501
+    """Kind of the failure: RankFailed, Hung, OOMKilled, BadInput, VolumeFailed, SilentCorruption, ReplicasDiffer, NetworkFailed, PodLost, PeerLost, PodFailed, InitContainerFailed, Preempted, or Kubernetes' own reason, for example Evicted."""  # noqa: E501
     cause: Cause = Cause.APPLICATION
     """Class of the failure: Application, Infrastructure or Free. It selects the budget of the restart; Free uses none."""  # noqa: E501
     pod: ShortText | None = None
@@ -167,12 +167,12 @@ class AttemptStatus(StatusModel):
 
 
 class StrikeStatus(StatusModel):
-    """Strikes against one Kubernetes node. An attempt adds a strike if it ended on the node by a hang or without progress."""  # noqa: E501
+    """Strikes against one Kubernetes node. An attempt adds a strike if it ended on the node by a hang, by silent corruption or without progress."""  # noqa: E501
 
     node: ShortText
     """Name of the Kubernetes node."""
     count: int
-    """Number of attempts that ended on the Kubernetes node by a hang or without progress. From 2 on, new pods prefer other Kubernetes nodes. The strikes expire 24 hours after the newest one."""  # noqa: E501
+    """Number of attempts that ended on the Kubernetes node by a hang, by silent corruption or without progress. From 2 on, new pods prefer other Kubernetes nodes. The strikes expire 24 hours after the newest one."""  # noqa: E501
     last_time: datetime
     """Time at which the newest of these attempts ended."""
 
@@ -202,7 +202,7 @@ class SuspectStatus(StatusModel):
     node: ShortText | None = None
     """Name of the Kubernetes node of the pod."""
     activity: ShortText
-    """Current activity of the rank: data, hook, forward, backward, optimizer, exchange, evaluation or checkpoint."""  # noqa: E501
+    """Current activity of the rank: data, hook, forward, backward, optimizer, exchange, replicas, evaluation or checkpoint."""  # noqa: E501
     step: int
     """Number of updates that the rank has completed."""
     message: Annotated[str, StringConstraints(max_length=2048)]
@@ -328,7 +328,7 @@ class DDPJobStatus(StatusModel):
             },
         ),
     ] = Field(default_factory=list)
-    """Strikes against Kubernetes nodes: attempts that ended there by a hang or without progress."""
+    """Strikes against Kubernetes nodes: attempts that ended there by a hang, by silent corruption or without progress."""  # noqa: E501
     conditions: Annotated[
         list[Condition],
         Field(

@@ -13,6 +13,9 @@ a row selects the remedy for the next one:
 A saved step resets the count. A free end, or an end without reports to the operator, leaves the
 count unchanged. Each stalled attempt also gives strikes to the Kubernetes nodes of its faults. New
 pods avoid a node with two strikes, if another one has room (`builders/affinity.py`).
+
+A rank that hung, or whose weights were corrupted, gives its node a strike in any case. The pod of a
+corrupted rank is recreated, because only a new pod can leave the node.
 """
 
 from collections.abc import Iterable
@@ -24,7 +27,7 @@ from ddp_operator.builders import names
 from ddp_operator.builders.affinity import valid_strikes
 from ddp_operator.reconcile.fault import Fault
 from ddp_operator.reconcile.hangs import HUNG
-from ddp_operator.reconcile.terminations import NETWORK_FAILED, VOLUME_FAILED
+from ddp_operator.reconcile.terminations import CORRUPTED, NETWORK_FAILED, VOLUME_FAILED
 from ddp_operator.reconcile.world import World
 
 STALLED_LIMIT = 3
@@ -46,7 +49,7 @@ def count_stalled_attempt(
 ) -> DDPJobStatus:
     """Return the status with the current attempt counted as stalled if it saved no new step.
 
-    A Kubernetes node on which a rank hung gets a strike in any case.
+    A Kubernetes node on which a rank hung or was corrupted gets a strike in any case.
 
     Args:
         world: The observed state of the job.
@@ -58,8 +61,8 @@ def count_stalled_attempt(
     progressed = has_saved(status) or _has_kept(world, status)
     is_free = fault.free or progressed or not _reports_checkpoints(world.job, status)
     if is_free or not _receives_statuses(world, status):
-        hung = fault.failure.node if fault.failure.reason == HUNG else None
-        return _with_strikes(status, {hung}, world.now) if hung else status
+        node = fault.failure.node if fault.failure.reason in {HUNG, CORRUPTED} else None
+        return _with_strikes(status, {node}, world.now) if node else status
     count = status.stalled_attempts + 1
     if _is_outage(status, fault):
         # New pods mount the volume again, perhaps on other Kubernetes nodes. Until volume and
@@ -90,9 +93,10 @@ def pods_to_replace(job: DDPJob, status: DDPJobStatus) -> frozenset[str]:
     failure = status.last_failure
     if failure is None or failure.attempt != status.attempt - 1 or failure.cause is Cause.FREE:
         return frozenset()
-    if status.stalled_attempts == 0:
+    corrupted = failure.reason == CORRUPTED
+    if status.stalled_attempts == 0 and not corrupted:
         return frozenset()
-    if status.stalled_attempts == 1:
+    if status.stalled_attempts <= 1:
         return frozenset({failure.pod} if failure.pod else ())
     return frozenset(names.pod_name(job, index) for index in range(job.pods))
 

@@ -14,6 +14,7 @@ import math
 import statistics
 from dataclasses import replace
 from datetime import UTC, datetime
+from typing import Any
 
 from ddp_operator.api.status import Cause, FailureStatus
 from ddp_operator.builders import names
@@ -23,8 +24,10 @@ from ddp_operator.reconcile.containers import InitFailure
 from ddp_operator.reconcile.fault import STOPPED, Fault
 from ddp_operator.reconcile.pod_view import EVICTED_BY_VOLCANO, STOPPED_BY_QUEUE, PodView
 from ddp_operator.reconcile.terminations import (
+    CORRUPTED,
     NETWORK_FAILED,
     NOT_STARTED,
+    REPLICAS_DIFFER,
     VOLUME_FAILED,
     classify,
     why_pod_failed,
@@ -32,12 +35,20 @@ from ddp_operator.reconcile.terminations import (
 from ddp_operator.reconcile.world import World
 from ddp_wire.contract import ExitCode
 from ddp_wire.messages import AgentPhase, AgentStatus, Failure
+from ddp_wire.replica_errors import NO_MAJORITY
 
 _REASONS: dict[int | None, str] = {
     ExitCode.BAD_INPUT: "BadInput",
     ExitCode.VOLUME_FAILED: VOLUME_FAILED,
+    ExitCode.CORRUPTED: CORRUPTED,
+    ExitCode.REPLICAS_DIFFER: REPLICAS_DIFFER,
+    ExitCode.CORRUPTION_STOP: REPLICAS_DIFFER,
 }
 """Reasons of failures, by the exit codes of ranks that have a special meaning."""
+_PERMANENT = frozenset({ExitCode.BAD_INPUT, ExitCode.CORRUPTION_STOP})
+"""Exit codes after which no other attempt starts."""
+_OF_INFRASTRUCTURE = frozenset({VOLUME_FAILED, NETWORK_FAILED, CORRUPTED})
+"""Reasons of failures of ranks for which the program is not at fault."""
 _REASON_CHARACTERS = 1024
 """Maximum length of a reason, in characters, because other controllers set no limit."""
 
@@ -159,7 +170,7 @@ def _rank_fault(world: World, pod: PodView, agent: AgentStatus) -> Fault:
     cause = agent.failure or Failure(
         attempt=agent.attempt, at=agent.since, message="the agent reported no cause"
     )
-    permanent = cause.exit_code == ExitCode.BAD_INPUT
+    permanent = cause.exit_code in _PERMANENT
     oom = cause.out_of_memory or (
         pod.termination is not None and pod.termination.reason == "OOMKilled"
     )
@@ -171,17 +182,19 @@ def _rank_fault(world: World, pod: PodView, agent: AgentStatus) -> Fault:
     sentence = f"{who} {how}" + ("" if cause.signal and not cause.message else text)
     if cause.out_of_memory:
         sentence = _out_of_memory(who, cause, world)
-    outside = reason in {VOLUME_FAILED, NETWORK_FAILED}
-    kind = Cause.INFRASTRUCTURE if outside else Cause.APPLICATION
-    failure = _failure(world, pod, kind, reason, sentence).model_copy(
-        update={
-            "rank": cause.rank,
-            "exit_code": cause.exit_code,
-            "signal": cause.signal and cause.signal[:64],
-            "traceback": cause.traceback or None,
-            "time": datetime.fromtimestamp(cause.at, UTC),
-        }
-    )
+    if reason == REPLICAS_DIFFER and cause.message:
+        sentence = cause.message  # It concerns all ranks, or names the rank itself.
+    kind = Cause.INFRASTRUCTURE if reason in _OF_INFRASTRUCTURE else Cause.APPLICATION
+    update: dict[str, Any] = {
+        "rank": cause.rank,
+        "exit_code": cause.exit_code,
+        "signal": cause.signal and cause.signal[:64],
+        "traceback": cause.traceback or None,
+        "time": datetime.fromtimestamp(cause.at, UTC),
+    }
+    if cause.message.endswith(NO_MAJORITY):
+        update |= {"rank": None, "pod": None, "node": None}  # Any rank may be at fault.
+    failure = _failure(world, pod, kind, reason, sentence).model_copy(update=update)
     return Fault(failure, at=cause.at, secondary=cause.secondary, permanent=permanent)
 
 
@@ -213,7 +226,7 @@ def _dead_pod(world: World, pod: PodView) -> Fault:
     return Fault(
         failure.model_copy(update={"exit_code": end.exit_code, "time": end.at or world.now}),
         at=end.at.timestamp() if end.at else math.inf,
-        permanent=end.exit_code == ExitCode.BAD_INPUT,
+        permanent=end.exit_code in _PERMANENT,
     )
 
 

@@ -6,6 +6,10 @@ from ddp_wire.contract import ExitCode
 
 VOLUME_FAILED = "VolumeFailed"
 """Reason of an attempt whose ranks could not read or write a volume."""
+CORRUPTED = "SilentCorruption"
+"""Reason of an attempt in which the weights of a rank differed from those of most ranks."""
+REPLICAS_DIFFER = "ReplicasDiffer"
+"""Reason of an attempt in which the weights of the ranks differed, and no rank is blamed."""
 NETWORK_FAILED = "NetworkFailed"
 """Reason of an attempt that could not start because a node could not reach node 0."""
 _KILLED = 137
@@ -39,6 +43,8 @@ def classify(pod: PodView, end: Termination) -> tuple[Cause, str, str]:
         return cause, end.reason, f"could not start: {end.words}"
     if end.exit_code == ExitCode.VOLUME_FAILED:
         return Cause.INFRASTRUCTURE, VOLUME_FAILED, f"ended with exit code {end.exit_code}"
+    if end.exit_code == ExitCode.CORRUPTED:
+        return Cause.INFRASTRUCTURE, CORRUPTED, f"ended with exit code {end.exit_code}"
     if end.final is None and (end.exit_code == _UNKNOWN or end.reason in {_UNSEEN, "Unknown"}):
         how = "ended unseen: its Kubernetes node or its container runtime was restarted"
         return Cause.INFRASTRUCTURE, _UNSEEN, f"{how} (exit code {end.exit_code})"

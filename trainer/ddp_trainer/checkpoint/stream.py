@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ddp_trainer.checkpoint.snapshot import Tensors
-from ddp_trainer.checkpoint.volume import os_error
+from ddp_trainer.checkpoint.volume import exists, os_error
 from ddp_trainer.ranks.collectives import broadcast, on_rank
 
 CHUNK = 64 << 20
@@ -133,15 +133,6 @@ def describe(path: Path) -> list[list[Any]]:
             [name, list(tensor.shape), str(tensor.dtype).removeprefix("torch.")]
             for name, tensor in tensors
         ]
-
-
-def exists(path: Path) -> bool:
-    """Return whether a file exists. Raise errors of the volume, which newer Pythons hide."""
-    try:
-        path.stat()
-    except FileNotFoundError:
-        return False
-    return True
 
 
 def _read_some(path: Path, names: list[str]) -> Tensors:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ddp_trainer.checkpoint.references import replaced
 from ddp_trainer.checkpoint.snapshot import Tensors
 from ddp_trainer.errors import InputError
 from ddp_trainer.parallel.layout import order_in_memory
@@ -60,16 +61,7 @@ def encode(state: Any, owner: str) -> tuple[Tensors, Any]:
 
 def decode(tensors: Tensors, document: Any) -> Any:
     """Return the state that `encode` converted. Dictionaries of any type become `dict`."""
-    if isinstance(document, list):
-        return [decode(tensors, item) for item in document]
-    if not isinstance(document, dict):
-        return document
-    if "$tensor" in document:
-        return _ordered(tensors[document["$tensor"]], document.get("$order"))
-    if "$tuple" in document:
-        return tuple(decode(tensors, item) for item in document["$tuple"])
-    items = document["$items"] if "$items" in document else document.items()
-    return {key: decode(tensors, item) for key, item in items}
+    return replaced(tensors, document, _ordered)
 
 
 def _ordered(tensor: Tensor, order: list[int] | None) -> Tensor:

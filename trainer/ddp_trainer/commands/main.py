@@ -23,6 +23,7 @@ COMMANDS = {
     "converge": "compare the losses of a task at several world sizes and global batches",
     "bench": "measure scaling over ranks and the overhead of the loop",
     "export": "write a trained model for other programs",
+    "inspect": "show the checkpoints of a run, and which one a start would use",
     "profile": "request a trace of some updates of a run in progress",
 }
 """Help text of each command in one line. The module with the command's name has its parser."""
@@ -106,7 +107,7 @@ def _report(error: ReportedError, stop: StopFlag) -> ExitCode:
         first = Ranks.from_environment(os.environ).is_first
     except InputError:
         first = True
-    if first or error.rank_specific:
+    if (first or error.rank_specific) and not error.silent:
         print(error, file=sys.stderr, flush=True)
     else:
         deadline = time.monotonic() + RANK_0_MESSAGE_SECONDS

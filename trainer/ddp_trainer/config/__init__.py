@@ -16,6 +16,7 @@ from ddp_trainer.config.parallel import (
     DebugLevel,
     LocalSgdConfig,
     ParallelConfig,
+    ReplicasConfig,
     StrategyName,
 )
 from ddp_trainer.config.run import (
@@ -45,6 +46,7 @@ __all__ = [
     "OptimizerConfig",
     "ParallelConfig",
     "Precision",
+    "ReplicasConfig",
     "RunConfig",
     "ScheduleConfig",
     "Section",

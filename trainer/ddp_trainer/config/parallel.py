@@ -70,6 +70,24 @@ class LocalSgdConfig(Section):
         return self
 
 
+class ReplicasConfig(Section):
+    """Comparison of the state that must be equal on all ranks, to find silent corruption."""
+
+    every_steps: NonNegativeInt = 100
+    """Maximum number of updates between two comparisons. The ranks also compare before each
+    checkpoint and each evaluation. 0 turns all comparisons off."""
+    policy: Literal["rollback", "stop"] = "rollback"
+    """Reaction to a difference. Both end the attempt. rollback: the next attempt resumes from the
+    newest checkpoint, which was compared before it was saved. stop: the operator starts no other
+    attempt."""
+
+    @model_validator(mode="after")
+    def _check_settings_have_effect(self) -> Self:
+        if self.every_steps == 0 and "policy" in self.changed():
+            raise ValueError(no_effect("policy", "with every_steps 0"))
+        return self
+
+
 class ParallelConfig(Section):
     """Settings of distributed training."""
 

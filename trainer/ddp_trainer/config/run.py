@@ -11,7 +11,7 @@ from ddp_trainer.config.learning import (
     OptimizerConfig,
     ScheduleConfig,
 )
-from ddp_trainer.config.parallel import ParallelConfig
+from ddp_trainer.config.parallel import ParallelConfig, ReplicasConfig
 from ddp_trainer.config.section import Section, no_effect
 from ddp_trainer.errors import InputError
 
@@ -142,6 +142,7 @@ class RunConfig(Section):
     schedule: ScheduleConfig = ScheduleConfig()
     ema: EmaConfig = EmaConfig()
     nonfinite: NonFiniteConfig = NonFiniteConfig()
+    replicas: ReplicasConfig = ReplicasConfig()
     data: DataConfig = DataConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     parallel: ParallelConfig = ParallelConfig()

@@ -42,6 +42,19 @@ def by_rank(value: int, device: torch.device) -> list[int]:
     return found
 
 
+def rows_of_ranks(values: Tensor) -> Tensor:
+    """Return the values of all ranks, one row per rank, on the device of `values`.
+
+    Args:
+        values: This rank's integers. Shape (n,), on the run's device.
+    """
+    if not is_joined():
+        return values.unsqueeze(0)
+    rows = values.new_zeros((dist.get_world_size(), len(values)))
+    rows[dist.get_rank()] = values
+    return sum_over_ranks(rows)
+
+
 def broadcast(values: Tensor, src: int = 0) -> Tensor:
     """Overwrite `values` in place with the values of rank `src`, and return them."""
     if is_joined():

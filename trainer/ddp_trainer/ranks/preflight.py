@@ -54,6 +54,9 @@ class RankInfo:
     """Version of NVIDIA's kernel module. Empty without a GPU."""
     gpu: str = ""
     """Model and compute capability of the GPU. Empty without a GPU."""
+    arithmetic: str = ""
+    """What decides how the rank rounds: the GPU, or the CPU's instructions and number of threads.
+    It may differ between ranks."""
     host: str = ""
     rack: str = ""
     zone: str = ""
@@ -114,6 +117,7 @@ def rank_info(
     """
     on_gpu = device.type == "cuda"
     properties = torch.cuda.get_device_properties(device) if on_gpu else None
+    gpu = f"{properties.name} ({properties.major}.{properties.minor})" if properties else ""
     text = json.dumps(document, sort_keys=True).encode()
     return RankInfo(
         node=socket.gethostname(),
@@ -125,11 +129,22 @@ def rank_info(
         cuda=torch.version.cuda or "",
         nccl=".".join(map(str, torch.cuda.nccl.version())) if on_gpu else "",
         driver=_driver() if on_gpu else "",
-        gpu=f"{properties.name} ({properties.major}.{properties.minor})" if properties else "",
+        gpu=gpu,
+        arithmetic=gpu or _cpu_arithmetic(),
         host=location.host,
         rack=location.rack,
         zone=location.zone,
     )
+
+
+def _cpu_arithmetic() -> str:
+    """Return the instructions and the number of threads of torch's kernels on the CPU.
+
+    Kernels divide a tensor among the threads. At the end of each part they use other instructions,
+    and sums have another order.
+    """
+    capability = torch.backends.cpu.get_cpu_capability()
+    return f"{capability} on {torch.get_num_threads()} threads"
 
 
 def _driver() -> str:

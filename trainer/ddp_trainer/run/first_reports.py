@@ -13,6 +13,7 @@ from ddp_trainer.parallel.memory import advise
 from ddp_trainer.ranks.topology import rank_map, ring_warning
 from ddp_trainer.run.data import RunData
 from ddp_trainer.run.parts import BuiltTask, Group, Resume
+from ddp_trainer.run.replicas import why_off
 from ddp_trainer.run.resize import resize_notes
 from ddp_trainer.run.run import Run
 from ddp_trainer.run.state import unused_state
@@ -42,6 +43,8 @@ def report_first(
     other = [group.route.warning, *_changes(built, run.learner, resume.saved)]
     _report_warnings(run, built, other, data.loaders.budget)
     _report_notes(run, data.choice, initial)
+    if off := why_off(run.config, run.ranks, built.arithmetics):
+        run.report.note(off)
     for sentence in resize_notes(run.learner, run.config, run.ranks.world_size, resume.saved):
         run.report.note(sentence)
     _report_memory(run)

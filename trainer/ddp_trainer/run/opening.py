@@ -46,9 +46,10 @@ from ddp_trainer.run.data import Position, RunData, prepare_data
 from ddp_trainer.run.first_reports import report_first
 from ddp_trainer.run.parts import BuiltTask, Group, Resume
 from ddp_trainer.run.rehearsal import rehearse_if_needed
+from ddp_trainer.run.replicas import why_off
 from ddp_trainer.run.reporter_setup import make_reporter
 from ddp_trainer.run.restart import newest_record
-from ddp_trainer.run.run import Run
+from ddp_trainer.run.run import ReplicaState, Run
 from ddp_trainer.run.source import Fingerprints, source_fingerprint
 from ddp_trainer.run.state import restore, task_state
 from ddp_trainer.saved_state import NonFiniteCounts
@@ -121,6 +122,7 @@ def open_run(request: RunRequest, ranks: Ranks, stop: StopFlag, heartbeats: Hear
         reported_step=data.position.step,
         records=request.records if built.config.checkpoint.memory else None,
         nonfinite=_nonfinite_tracker(built.config, learner, resume.saved),
+        replicas=_replica_state(built, data.position, ranks),
         stragglers=StragglerMonitor(divided(built.config.global_batch, ranks.world_size)),
         data_wait_monitor=DataWaitMonitor(report.times.data_wait, ranks.rank, ranks.world_size),
     )
@@ -154,7 +156,8 @@ def _build(request: RunRequest, ranks: Ranks, device: torch.device) -> BuiltTask
     locations = [info.location for info in infos]
     document = document_of(request.task, config)
     same = Fingerprints(infos[0].source, infos[0].data)
-    return BuiltTask(task, config, document, locations, same, warnings + copied)
+    arithmetics = [info.arithmetic for info in infos]
+    return BuiltTask(task, config, document, locations, same, arithmetics, warnings + copied)
 
 
 def _open_checkpoints(
@@ -223,6 +226,13 @@ def _nonfinite_tracker(
 ) -> NonFiniteTracker:
     counts = saved.state.nonfinite if saved else NonFiniteCounts()
     return NonFiniteTracker(config.nonfinite, learner.guard.policy, counts)
+
+
+def _replica_state(built: BuiltTask, position: Position, ranks: Ranks) -> ReplicaState:
+    """Return the schedule of comparisons. Ranks that cannot be equal make none."""
+    off = ranks.world_size == 1 or why_off(built.config, ranks, built.arithmetics) is not None
+    every = 0 if off else built.config.replicas.every_steps
+    return ReplicaState(every_steps=every, equal_step=position.step)
 
 
 def _agreement(position: Position, config: RunConfig, ranks: Ranks) -> Agreement:

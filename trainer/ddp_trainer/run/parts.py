@@ -41,6 +41,8 @@ class BuiltTask:
     """JSON document of task and config, for the run's directory."""
     locations: list[Location]
     fingerprints: Fingerprints
+    arithmetics: list[str]
+    """What decides how each rank rounds (`RankInfo.arithmetic`)."""
     warnings: list[str]
 
 

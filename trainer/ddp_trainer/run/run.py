@@ -32,6 +32,25 @@ from ddp_wire.activity import Activity
 
 
 @dataclass(slots=True)
+class ReplicaState:
+    """Progress of the comparison of all ranks (`run.replicas`)."""
+
+    every_steps: int
+    """Maximum number of updates between two comparisons; 0 turns them off."""
+    equal_step: int
+    """Number of updates at the newest comparison without a difference, or at the start."""
+
+    @property
+    def enabled(self) -> bool:
+        """Whether the ranks compare their state."""
+        return self.every_steps > 0
+
+    def due(self, step: int) -> bool:
+        """Return whether a comparison is due after this update; equal on all ranks."""
+        return self.enabled and step - self.equal_step >= self.every_steps
+
+
+@dataclass(slots=True)
 class Run:
     """One attempt of a run."""
 
@@ -55,6 +74,7 @@ class Run:
     reported_step: int
     """Step of the newest progress report."""
     nonfinite: NonFiniteTracker
+    replicas: ReplicaState
     data_wait_monitor: DataWaitMonitor
     stragglers: StragglerMonitor = field(default_factory=StragglerMonitor)
     records: Path | None = None
