@@ -1,7 +1,7 @@
 """Native gang scheduling of Kubernetes 1.35: the API server accepts the group and keeps its mark.
 
-No scheduler runs here, so the pods wait. The API server, the operator's rights and its admission
-policy are real.
+No scheduler runs here, so the pods wait until a fake kubelet takes them. The API server, the
+operator's rights and its admission policy are real.
 """
 
 from dataclasses import replace
@@ -23,14 +23,16 @@ JSON = dict[str, Any]
 NATIVE = {"type": "Native"}
 
 
-async def job_with_gang(environment: OperatorEnvironment, namespace: str) -> SimulatedJob:
+async def job_with_gang(
+    environment: OperatorEnvironment, namespace: str, **spec: Any
+) -> SimulatedJob:
     """Return a job under an operator that has discovered what the API server serves."""
     SimulatedJob(environment, namespace).new_operator().activate()
     asked = GangApis(environment.cluster.served_versions, Gangs(types=(GangType.NATIVE,)))
     gangs = await asked.discover()
     assert dict(gangs.served) == {GangType.NATIVE: NATIVE_1_35}
     simulated = SimulatedJob(environment, namespace, defaults=replace(DEFAULTS, gangs=gangs))
-    await simulated.apply(gang=NATIVE)
+    await simulated.apply(gang=NATIVE, **spec)
     return simulated
 
 
@@ -67,6 +69,28 @@ async def test_new_size_takes_a_new_group(environment: OperatorEnvironment, name
     assert found[name]["policy"] == {"gang": {"minCount": 3}}
     members = {pod["spec"]["workloadRef"]["name"] for pod in await simulated.pods()}
     assert members == {name}
+
+
+async def test_pods_outside_the_gang_come_later_and_belong_to_no_group(
+    environment: OperatorEnvironment, namespace: str
+) -> None:
+    simulated = await job_with_gang(
+        environment, namespace, nodes=3, elastic={"minNodes": 2}, spares=1
+    )
+    await simulated.new_operator().reconcile_until_idle()
+    found = await groups(environment, namespace)
+    assert found[f"{NAME}-1"]["policy"] == {"gang": {"minCount": 2}}
+    pods = await simulated.pods()
+    assert [pod["metadata"]["name"] for pod in pods] == [f"{NAME}-0", f"{NAME}-1"]
+    for pod in pods:
+        await simulated.kubelet.bind(pod)
+    await simulated.new_operator().reconcile_until_idle()
+    marks = {p["metadata"]["name"]: "workloadRef" in p["spec"] for p in await simulated.pods()}
+    assert marks == {f"{NAME}-{index}": index < 2 for index in range(4)}
+    await simulated.run_until("Running")
+    status = await simulated.status()
+    found_condition = {one["type"]: one for one in status["conditions"]}["GangScheduled"]
+    assert found_condition["message"].startswith("2 of 2 pods of the Native group")
 
 
 async def test_suspended_job_has_no_group(environment: OperatorEnvironment, namespace: str) -> None:

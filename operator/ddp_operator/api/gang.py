@@ -25,7 +25,7 @@ class GangType(StrEnum):
 
 
 class Gang(ApiModel):
-    """Gang scheduling of the worker pods: all of them get a Kubernetes node together, or none does."""  # noqa: E501
+    """Gang scheduling of the worker pods: the pods of the gang get a Kubernetes node together, or none does."""  # noqa: E501
 
     type: GangType
     """Scheduler that places the pods together: None, Native (Kubernetes 1.35 and later), Coscheduling (scheduler-plugins) or Volcano. The operator's settings list the types that jobs may use."""  # noqa: E501
@@ -41,7 +41,7 @@ class GangStatus(StatusModel):
     group: _Short
     """Name of the group object in the job's namespace. After a resumption or a change of the spec, the job uses a new group object."""  # noqa: E501
     size: int
-    """Number of pods that must be placed together. Other pods of the group are placed when there is room."""  # noqa: E501
+    """Number of pods in the gang: those of the nodes 0 to size - 1. Other pods are placed for themselves when there is room."""  # noqa: E501
     api_version: _Short
     """API version of the group object."""
     queue: _Short | None = None

@@ -156,14 +156,6 @@ def _own_group(kind: str, key: str) -> Rule:
 
 GANG_RULES: tuple[Rule, ...] = (
     Rule(
-        "!has(self.gang) || self.gang.type == 'None' || !has(self.sparePriorityClassName)",
-        "spec.sparePriorityClassName: must not be set with spec.gang, because all pods of a gang"
-        " have the same priority",
-        lambda s: (
-            s.gang is None or s.gang.type is GangType.NONE or s.spare_priority_class_name is None
-        ),
-    ),
-    Rule(
         "!has(self.gang) || !has(self.gang.queue) || self.gang.type == 'Volcano'",
         "spec.gang.queue: may be set only with type Volcano, because the others have no queues",
         lambda s: s.gang is None or s.gang.queue is None or s.gang.type is GangType.VOLCANO,
@@ -230,9 +222,10 @@ SPEC_RULES: tuple[Rule, ...] = (
         lambda s: s.nodes + s.spares <= MAX_PODS,
     ),
     Rule(
-        "!has(self.sparePriorityClassName) || (has(self.spares) && self.spares > 0)",
-        "spec.sparePriorityClassName: may be set only with spares",
-        lambda s: s.spare_priority_class_name is None or s.spares > 0,
+        "!has(self.sparePriorityClassName) || (has(self.spares) && self.spares > 0)"
+        " || has(self.elastic)",
+        "spec.sparePriorityClassName: may be set only with spares or elastic",
+        lambda s: s.spare_priority_class_name is None or s.spares > 0 or s.elastic is not None,
     ),
     *(_reserved(field) for field in RESERVED_POD_FIELDS),
     *PLACEMENT_RULES,

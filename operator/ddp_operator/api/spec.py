@@ -200,7 +200,7 @@ class DDPJobSpec(ApiModel):
     spares: Annotated[StrictInt, Field(ge=0, le=1000)] = 0
     """Number of further pods that wait with torch imported, 0 to 1000. One of them takes the place of a lost node at once. A spare holds its GPUs."""  # noqa: E501
     spare_priority_class_name: Name | None = None
-    """Name of the PriorityClass of the spare pods, normally a lower one than that of the workers. The default is priorityClassName."""  # noqa: E501
+    """Name of the PriorityClass of the spare pods, normally a lower one than that of the workers. In a job with elastic and a gang, the pods outside the gang have it, too. The default is priorityClassName."""  # noqa: E501
     procs_per_node: Annotated[StrictInt, Field(ge=1, le=1024)] | None = None
     """Number of ranks (training processes) in each pod, 1 to 1024. The default is gpusPerNode, or 1 for a job without GPUs."""  # noqa: E501
     gpus_per_node: Annotated[StrictInt, Field(ge=0, le=1024)] = 0
@@ -282,7 +282,7 @@ class DDPJobSpec(ApiModel):
     priority_class_name: Name | None = None
     """Name of the PriorityClass of the worker pods."""
     gang: Gang | None = None
-    """Gang scheduling: all worker pods get a Kubernetes node together, or none does. The default is the gang type in the operator's settings."""  # noqa: E501
+    """Gang scheduling: all worker pods get a Kubernetes node together, or none does. With elastic, the gang has the first minNodes pods. The default is the gang type in the operator's settings."""  # noqa: E501
     network: Network | None = None
     """Network settings of the ranks."""
 

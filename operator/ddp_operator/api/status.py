@@ -157,7 +157,7 @@ class AttemptStatus(StatusModel):
     cause: Cause | None = None
     """Class of the fault: Application, Infrastructure or Free. Absent when the run completed or exceeded a deadline."""  # noqa: E501
     reason: ShortText
-    """Reason for the end, as one word: a reason of lastFailure, or Completed, Suspended or SpecChanged."""  # noqa: E501
+    """Reason for the end, as one word: a reason of lastFailure, or Completed, Suspended, SpecChanged or GangReplaced."""  # noqa: E501
     message: Annotated[PlainText, StringConstraints(max_length=256)] = ""
     """Description of the end, as a sentence of at most 256 characters."""
     start_step: int | None = None

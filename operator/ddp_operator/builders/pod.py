@@ -54,7 +54,8 @@ def build_pod(job: DDPJob, index: int, attempt: int, defaults: Defaults) -> dict
     }
     template = job.spec.pod_template
     if template is None:
-        return with_marks(_with_grace(_with_affinity(pod, job, defaults)), job, defaults.gangs)
+        placed = _with_grace(_with_affinity(pod, job, defaults))
+        return with_marks(placed, job, index, defaults.gangs)
     overlay = template.model_dump(by_alias=True, exclude_none=True)
     merged: dict[str, Any] = apply_overlay(pod, overlay)
     # The overlay cannot change these labels and annotations: the operator finds its pods by them.
@@ -75,7 +76,8 @@ def build_pod(job: DDPJob, index: int, attempt: int, defaults: Defaults) -> dict
             _with_agent(item, worker) if item.get("name") == worker["name"] else item
             for item in merged["spec"]["containers"]
         ]
-    return with_marks(_with_grace(_with_affinity(merged, job, defaults)), job, defaults.gangs)
+    placed = _with_grace(_with_affinity(merged, job, defaults))
+    return with_marks(placed, job, index, defaults.gangs)
 
 
 def _scraped(job: DDPJob) -> dict[str, str]:

@@ -9,6 +9,7 @@ from ddp_operator.api.placement import HOSTNAME_LABEL, TopologyMode
 from ddp_operator.builders import names
 from ddp_operator.builders.defaults import Defaults
 from ddp_operator.builders.env import build_env
+from ddp_operator.builders.gangs.schedulers import recorded_gang
 from ddp_operator.builders.host_ports import ports_of
 from ddp_wire import contract
 
@@ -73,13 +74,13 @@ def _spread(job: DDPJob) -> dict[str, Any]:
 
 
 def _priority_class(job: DDPJob, index: int) -> str | None:
-    """Return the PriorityClass of a pod. Only spares outside a gang may have their own.
+    """Return the PriorityClass of a pod. Spares may have their own, and all pods outside a gang.
 
-    No gang scheduler documents the behaviour of a group whose pods differ in priority.
+    The pods of a gang have one priority: no gang scheduler documents what happens otherwise.
     """
-    spec = job.spec
-    in_gang = job.status.pods is not None and job.status.pods.gang is not None
-    own = spec.spare_priority_class_name if index >= job.nodes and not in_gang else None
+    spec, gang = job.spec, recorded_gang(job)
+    size = job.nodes if gang is None else gang.size
+    own = spec.spare_priority_class_name if index >= size else None
     return own or spec.priority_class_name
 
 

@@ -14,7 +14,7 @@ Two pods of one node never run at the same time, because both would join the ren
 node.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 from ddp_operator.api.job import DDPJob
@@ -25,9 +25,9 @@ from ddp_operator.builders.defaults import Defaults
 from ddp_operator.builders.env import checkpoint_directory
 from ddp_operator.builders.gangs.schedulers import new_gang
 from ddp_operator.builders.kinds import kinds_in_use
+from ddp_operator.reconcile import gangs, outside_gang
 from ddp_operator.reconcile.abandoned import is_abandoned
 from ddp_operator.reconcile.escalation import pods_to_replace
-from ddp_operator.reconcile.gangs import ensure_group
 from ddp_operator.reconcile.gpu_products import misplaced_pods
 from ddp_operator.reconcile.images import pinned_image
 from ddp_operator.reconcile.plan import (
@@ -76,15 +76,18 @@ def ensure_attempt(world: World, status: DDPJobStatus, defaults: Defaults) -> li
     job = world.job.model_copy(update={"status": status})
     world = replace(world, job=job)
     shared = _shared_defaults(world, defaults)
-    actions = [*_ensure_other_children(world, defaults), *ensure_group(world, defaults)]
+    actions = [*_ensure_other_children(world, defaults), *gangs.ensure_group(world, defaults)]
     replaced, misplaced = pods_to_replace(job, status), misplaced_pods(world)
+    in_the_way = outside_gang.pods_in_the_way(world)
     for index in range(job.pods):
         pod = world.pod(index)
         if pod is not None and not _is_replaceable(world, pod):
-            elsewhere = pod.name in misplaced
-            actions += _ensure_living(
-                world, pod, recreate=pod.name in replaced, elsewhere=elsewhere
+            remedy = _Remedy(
+                remove=pod.name in in_the_way,
+                recreate=pod.name in replaced,
+                elsewhere=pod.name in misplaced,
             )
+            actions += _ensure_living(world, pod, remedy)
             continue
         if pod is None and index in world.succeeded:
             continue  # Its result is recorded, so its pod may be gone.
@@ -101,10 +104,12 @@ def ensure_attempt(world: World, status: DDPJobStatus, defaults: Defaults) -> li
 
 
 def _may_wait(world: World, index: int) -> bool:
-    """Return whether a pod of a node that is not a member may be created later.
+    """Return whether the pod of a node is created later: a gang and the members come first.
 
     While the members recover from a fault, a new pod would only take CPU time and requests.
     """
+    if outside_gang.must_wait(world, index):
+        return True
     status, start = world.job.status, world.job.status.attempt_start_time
     if index in world.members or status.attempt == 1 or start is None:
         return False
@@ -150,28 +155,42 @@ def _is_replaceable(world: World, pod: PodView) -> bool:
     return is_abandoned(world, pod)
 
 
-def _ensure_living(world: World, pod: PodView, *, recreate: bool, elsewhere: bool) -> list[Action]:
+@dataclass(frozen=True, slots=True)
+class _Remedy:
+    """What a living pod of an attempt needs."""
+
+    remove: bool
+    """Whether the pod must be deleted in any case."""
+    recreate: bool
+    """Whether the escalation requires a new pod for the attempt."""
+    elsewhere: bool
+    """Whether the pod is on another GPU product than the rest of the job."""
+
+
+def _ensure_living(world: World, pod: PodView, remedy: _Remedy) -> list[Action]:
     """Return the actions for a pod that runs, or that is about to end by itself.
 
     A deleted pod keeps its name until it is gone, so a later reconcile creates its successor.
 
     Args:
-        world: The observed state.
+        world: The observed state of the job.
         pod: The pod.
-        recreate: Whether the escalation requires a new pod for the attempt.
-        elsewhere: Whether the pod is on another GPU product than the rest of the job.
+        remedy: What the pod needs.
     """
     order = world.job.order
     if pod.terminal or pod.deleting:
         return []
     if pod.spec_hash != world.job.spec_hash or pod.job_secret != world.job_secret:
         return [_delete(pod)]  # With another secret it could never meet its peers.
+    if remedy.remove or (pod.gang_group and world.is_of_former_gang(pod)):
+        return [_delete(pod)]
     waits = pod.index not in world.members
-    if (waits and world.why_going(pod)) or (elsewhere and (waits or not world.has_started)):
+    unfit = remedy.elsewhere and (waits or not world.has_started)
+    if unfit or (waits and world.why_going(pod)):
         return [_delete(pod)]  # The scheduler finds another Kubernetes node for its successor.
     if pod.attempt == str(order.attempt):
         return []
-    if recreate:
+    if remedy.recreate:
         return [_delete(pod)]
     # A request to an agent that does not answer would only delay the annotation.
     address = pod.ip if pod.uid in world.agent_statuses else None

@@ -11,7 +11,7 @@ from ddp_operator.api.status import (
     DDPJobStatus,
     StragglerStatus,
 )
-from ddp_operator.reconcile import exits, gangs
+from ddp_operator.reconcile import exits, gangs, outside_gang
 from ddp_operator.reconcile.containers import NORMAL_START
 from ddp_operator.reconcile.held_pods import held_sentence
 from ddp_operator.reconcile.pod_view import PodView
@@ -231,7 +231,7 @@ def _summary(world: World, status: DDPJobStatus) -> tuple[str, str]:
         return "Recovering", "; ".join(parts)
     if held is not None:
         return "Pending", held
-    missing = len(world.pods) < world.job.pods
+    missing = any(world.pod(index) is None for index in outside_gang.expected(world))
     if missing or waiting:
         # A pod that starts normally tells nothing while other pods do not exist yet.
         telling = (p for p in waiting if p.waiting and (is_stuck(p) or not missing))

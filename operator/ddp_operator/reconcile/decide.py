@@ -94,6 +94,9 @@ def _decide(world: World, defaults: Defaults) -> Plan:
     # Pods of an older spec are replaced, so neither their deadlines nor their faults count.
     if not is_current:
         return _begin(world, defaults)
+    # Pods of a gang that can never be placed again are replaced, like those of an older spec.
+    if (why := gangs.why_replaced(world)) is not None:
+        return new_attempt.restart_with_new_gang(world, why, defaults)
     # A deadline also holds during the backoff and across retries, so it comes before both.
     exceeded = lifecycle.exceeded_deadline(world)
     if exceeded is not None:

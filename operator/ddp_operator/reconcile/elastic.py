@@ -33,7 +33,7 @@ from ddp_wire.messages import AgentPhase
 
 Members = frozenset[int]
 
-_FRESH_STARTS = frozenset({"Suspended", "SpecChanged"})
+_FRESH_STARTS = frozenset({"Suspended", "SpecChanged", "GangReplaced"})
 """Reasons of ended attempts after which all pods start together, as in the first attempt."""
 _NAMED = 4
 """Maximum number of nodes that a sentence names."""
@@ -99,8 +99,7 @@ def seconds_until_due(world: World) -> float | None:
     if limits is None:
         return None
     if not world.has_started and _absent(world):
-        start = status.attempt_start_time
-        since = start, _patience(world, limits)
+        since = _waits_since(world), _patience(world, limits)
     elif status.is_true(ConditionType.RENDEZVOUSED) and _may_grow(world, limits):
         since = _last_change(world), limits.grow_after_seconds
     else:
@@ -195,7 +194,7 @@ def _without_late_members(world: World, limits: SizeLimits) -> Resize | None:
         return None
     patience = _patience(world, limits)
     substituted = len(ready) >= len(world.members)
-    if not substituted and _left(world.job.status.attempt_start_time, patience, world.now) > 0.0:
+    if not substituted and _left(_waits_since(world), patience, world.now) > 0.0:
         return None
     after = "" if substituted else f" after {patience} s"
     return Resize(ready, f"{_named(absent)} not ready{after}")
@@ -301,6 +300,18 @@ def _patience(world: World, limits: SizeLimits) -> int:
     last = world.job.status.attempts[-1:]
     starts = all(attempt.reason in _FRESH_STARTS for attempt in last)
     return limits.start_wait_seconds if starts else limits.shrink_after_seconds
+
+
+def _waits_since(world: World) -> datetime | None:
+    """Return the time from which the attempt waits for members that are not ready.
+
+    The pods outside a gang are created when the gang has been placed, perhaps after hours.
+    """
+    start, gang = world.job.status.attempt_start_time, ConditionType.GANG_SCHEDULED
+    scheduled = world.job.status.condition(gang)
+    if start is None or scheduled is None or not world.job.status.is_true(gang):
+        return start
+    return max(start, scheduled.last_transition_time)
 
 
 def _last_change(world: World) -> datetime | None:

@@ -7,7 +7,10 @@ scheduler:
 - All pods that are created together get a new group. The status contains the group's name before
   any of these pods exists, so a restarted operator creates the same group.
 - Each node of the job has one pod, and `children` creates its successor only once that pod has
-  ended or its object is gone. So a group never has more living pods than the job.
+  ended or its object is gone. So a group never has more living pods than places.
+- The gang of an elastic job has the pods of the first `minNodes` nodes. The status contains its
+  size, which never changes. The other pods and the spares are placed for themselves, and
+  `outside_gang` decides when they may exist.
 - A group without a living pod that is not the group of the current attempt is deleted. So are all
   groups of a job that is suspended or finished, because a group may hold a place in a queue.
 """
@@ -111,18 +114,28 @@ def report(world: World) -> GangReport | None:
         known = world.job.status.condition(ConditionType.GANG_SCHEDULED) is not None
         return GangReport(False, "NoGang", "each pod is placed for itself") if known else None
     group = f"the {gang.type} group {gang.group}"
-    mine = [p for p in world.pods if p.spec_hash == world.job.spec_hash]
-    living = [p for p in mine if not p.terminal and not p.deleting]
+    living = [p for p in world.pods_of_gang if not p.terminal and not p.deleting]
     lost = next((found for p in living if (found := _lost_mark(p, gang))), None)
     if lost is not None:
         return lost
     size = gang.size
-    placed = min(size, sum(p.node is not None for p in living))  # There may be further pods.
+    placed = sum(p.node is not None for p in living)
     message = f"{placed} of {size} pods of {group} have a Kubernetes node"
     if placed >= size:
         return GangReport(True, "Placed", message)
     why = _why_it_waits(world, gang)
     return GangReport(False, "WaitingForGang", f"{message}: {why}" if why else message)
+
+
+def why_replaced(world: World) -> str | None:
+    """Return why the job needs a new gang although its spec has not changed, or None.
+
+    A gang below its size would never be placed again. The clause follows the word `because`.
+    """
+    gang = recorded_gang(world.job)
+    if gang is None or gang.size <= world.job.nodes:
+        return None
+    return f"the gang has {gang.size} pods and spec.nodes is {world.job.nodes}"
 
 
 def _lost_mark(pod: PodView, gang: GangStatus) -> GangReport | None:

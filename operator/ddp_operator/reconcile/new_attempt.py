@@ -29,6 +29,8 @@ from ddp_operator.reconcile.progress import with_progress
 from ddp_operator.reconcile.world import World
 from ddp_wire import node_ranges
 
+GANG_REPLACED = "GangReplaced"
+"""Reason of the end of an attempt whose pods could not stay in their gang."""
 STARTING_REQUEUE_SECONDS = 1.0
 """Reconcile interval, in seconds, while an attempt does not train yet."""
 
@@ -60,15 +62,21 @@ def start_or_resume(world: World, defaults: Defaults) -> Plan:
 
 def restart_for_new_spec(world: World, defaults: Defaults) -> Plan:
     """Return the plan of a free new attempt, because a spec field that affects the pods changed."""
+    return _restart(world, refused_spec.SPEC_CHANGED, "the spec was changed", defaults)
+
+
+def restart_with_new_gang(world: World, why: str, defaults: Defaults) -> Plan:
+    """Return the plan of a free new attempt whose pods take a new gang."""
+    return _restart(world, GANG_REPLACED, why, defaults)
+
+
+def _restart(world: World, reason: str, why: str, defaults: Defaults) -> Plan:
+    """Return the plan of a free new attempt in which all pods are created together."""
     status = world.job.status
-    text = f"attempt {status.attempt + 1} starts because the spec was changed"
-    event = Event(EventType.NORMAL, refused_spec.SPEC_CHANGED, text)
+    text = f"attempt {status.attempt + 1} starts because {why}"
+    event = Event(EventType.NORMAL, reason, text)
     status = ended_attempts.with_ended_attempt(
-        status,
-        world.now,
-        cause=Cause.FREE,
-        reason=refused_spec.SPEC_CHANGED,
-        message="the spec was changed",
+        status, world.now, cause=Cause.FREE, reason=reason, message=why
     )
     status = budgets.charge(status, Cause.FREE, world.now)
     # The new spec may fix the stall.

@@ -112,6 +112,11 @@ class PodView:
         return self.phase in {"Succeeded", "Failed"}
 
     @property
+    def has_place(self) -> bool:
+        """Whether the pod has a Kubernetes node and is not about to leave it."""
+        return self.node is not None and not self.terminal and not self.deleting
+
+    @property
     def held(self) -> bool:
         """Whether only finalizers keep the pod, so that another deletion would change nothing."""
         if not self.deleting or not self.finalizers:

@@ -9,6 +9,7 @@ from typing import Any
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import ConditionType
 from ddp_operator.builders import names
+from ddp_operator.builders.gangs.schedulers import recorded_gang
 from ddp_operator.limits import PROGRESS_SECONDS
 from ddp_operator.reconcile.node_view import NodeView
 from ddp_operator.reconcile.pod_view import PodView
@@ -140,6 +141,30 @@ class World:
         """
         living = [p for p in self.pods if not p.terminal and not p.deleting]
         return min(living, key=lambda p: p.index).job_secret if living else None
+
+    @cached_property
+    def pods_of_gang(self) -> tuple[PodView, ...]:
+        """Pods that serve as nodes of the current gang, or none for a job without a gang."""
+        gang = recorded_gang(self.job)
+        size = 0 if gang is None else gang.size
+        mine = (p for p in self.pods if p.spec_hash == self.job.spec_hash)
+        return tuple(p for p in mine if 0 <= p.index < size and not self.is_of_former_gang(p))
+
+    @cached_property
+    def gang_is_placed(self) -> bool:
+        """Whether every pod of the gang has a Kubernetes node or has succeeded.
+
+        True for a job without a gang.
+        """
+        gang = recorded_gang(self.job)
+        size = 0 if gang is None else gang.size
+        placed = {p.index for p in self.pods_of_gang if p.has_place}
+        return set(range(size)) <= placed | self.succeeded
+
+    def is_of_former_gang(self, pod: PodView) -> bool:
+        """Return whether a pod belongs to another group than that of the current attempt."""
+        gang = recorded_gang(self.job)
+        return bool(pod.gang_group) and (gang is None or pod.gang_group != gang.group)
 
     def why_going(self, pod: PodView) -> str | None:
         """Return the reason why a running pod will soon be lost, as a sentence, or None."""

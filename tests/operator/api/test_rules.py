@@ -61,7 +61,7 @@ BROKEN: dict[str, dict[str, Any]] = {
         "nodes": 9999,
         "spares": 1,
     },
-    "spec.sparePriorityClassName: may be set only with spares": {
+    "spec.sparePriorityClassName: may be set only with spares or elastic": {
         "task": TASK,
         "sparePriorityClassName": "low",
     },
@@ -95,15 +95,6 @@ BROKEN: dict[str, dict[str, Any]] = {
     ): {
         "task": TASK,
         "network": {"profile": "Ethernet", "rdma": {"resource": "rdma/a"}},
-    },
-    (
-        "spec.sparePriorityClassName: must not be set with spec.gang, because all pods of a gang"
-        " have the same priority"
-    ): {
-        "task": TASK,
-        "spares": 1,
-        "sparePriorityClassName": "low",
-        "gang": {"type": "Native"},
     },
     "spec.gang.queue: may be set only with type Volcano, because the others have no queues": {
         "task": TASK,

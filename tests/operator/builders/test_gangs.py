@@ -92,13 +92,27 @@ def test_edit_of_the_smallest_size_leaves_the_group_alone(api_version: str) -> N
 
 
 @pytest.mark.parametrize("api_version", SPECS)
-def test_spares_in_a_gang_have_the_priority_of_the_group(api_version: str) -> None:
+def test_pods_outside_the_gang_have_no_mark_and_may_have_a_lower_priority(
+    api_version: str,
+) -> None:
     defaults = defaults_of(api_version)
-    job = job_with(defaults, TYPES[api_version], spares=1)
-    spec = job.spec.model_copy(update={"spare_priority_class_name": "low"})
-    job = job.model_copy(update={"spec": spec})
-    classes = [build_pod(job, i, 1, defaults)["spec"]["priorityClassName"] for i in (0, 3)]
-    assert classes == ["high", "high"]
+    more = {"elastic": {"minNodes": 2}, "spares": 1, "sparePriorityClassName": "low"}
+    job = job_with(defaults, TYPES[api_version], **more)
+    pods = [build_pod(job, index, 1, defaults) for index in range(4)]
+    assert [pod["spec"]["priorityClassName"] for pod in pods] == ["high", "high", "low", "low"]
+    plain = job_with(DEFAULTS, GangType.NONE, **more)
+    for index in (2, 3):
+        pods[index]["metadata"]["annotations"].pop("ddp-trainer.dev/spec-hash")
+        pod = build_pod(plain, index, 1, DEFAULTS)
+        pod["metadata"]["annotations"].pop("ddp-trainer.dev/spec-hash")
+        assert pods[index] == pod | {"spec": pod["spec"] | {"priorityClassName": "low"}}
+
+
+def test_only_spares_have_another_priority_without_a_gang() -> None:
+    more = {"elastic": {"minNodes": 2}, "spares": 1, "sparePriorityClassName": "low"}
+    job = job_with(DEFAULTS, GangType.NONE, **more)
+    pods = [build_pod(job, index, 1, DEFAULTS) for index in range(4)]
+    assert [p["spec"]["priorityClassName"] for p in pods] == ["high", "high", "high", "low"]
 
 
 @pytest.mark.parametrize("api_version", SPECS)

@@ -68,7 +68,7 @@ def build_group(job: DDPJob, gang: GangStatus, pod: Manifest) -> Manifest:
     Args:
         job: The job.
         gang: The job's gang.
-        pod: Manifest of any pod of the job. The group object copies its priority.
+        pod: Manifest of any pod of the gang. The group object copies its priority.
     """
     return {
         "apiVersion": gang.api_version,
@@ -83,14 +83,24 @@ def build_group(job: DDPJob, gang: GangStatus, pod: Manifest) -> Manifest:
     }
 
 
-def with_marks(pod: Manifest, job: DDPJob, gangs: Gangs) -> Manifest:
+def in_gang(job: DDPJob, index: int) -> bool:
+    """Return whether the pod of a node belongs to the gang of the job's current pods.
+
+    The size in the status decides, because a user may edit the smallest size of the job while its
+    group exists. Spares, and the other nodes of an elastic job, are placed for themselves.
+    """
+    gang = recorded_gang(job)
+    return gang is not None and index < gang.size
+
+
+def with_marks(pod: Manifest, job: DDPJob, index: int, gangs: Gangs) -> Manifest:
     """Return a pod with the label, annotation or field that names its group, if it has one.
 
     If the API server no longer serves the group object, the pod is placed on its own, because
     another API version ignores the mark.
     """
     gang = recorded_gang(job)
-    if gang is None or not gangs.serves(gang.api_version):
+    if gang is None or not in_gang(job, index) or not gangs.serves(gang.api_version):
         return pod
     pod = _annotated(pod, contract.ANNOTATION_GANG_GROUP, gang.group)
     return _SHAPES[gang.api_version].mark(pod, gang.group, gangs)
