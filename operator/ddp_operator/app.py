@@ -200,6 +200,7 @@ def _defaults_of(settings: Settings) -> Defaults:
         pod_template=settings.pod_template,
         annotations=settings.pod_template_annotations,
         gpu_product_label=settings.gpu_product_label,
+        checkpoint_claims=settings.checkpoint_claims,
     )
 
 

@@ -20,6 +20,15 @@ PROGRESS_INTERVAL = timedelta(seconds=PROGRESS_SECONDS)
 
 
 @dataclass(frozen=True)
+class RefusedPatch:
+    """Change of the claim of the checkpoints that the API server refused."""
+
+    patch: Mapping[str, Any]
+    message: str
+    """Error of the API server."""
+
+
+@dataclass(frozen=True)
 class World:
     """Observed state: everything that a decision depends on.
 
@@ -52,6 +61,10 @@ class World:
     """Minimum time between two status writes that change only the progress."""
     checkpoint_owner: str | None = None
     """Name of another job that owns this job's checkpoint directory, or None."""
+    refused_claim: RefusedPatch | None = None
+    """Newest refused change of the claim that the operator created, or None."""
+    claim_event: str | None = None
+    """Reason and message of the newest Event about this claim while it waits, or None."""
     blocked: str | None = None
     """Error of the API server that stopped the actions of the last plan."""
 
