@@ -54,3 +54,8 @@ def same(place: str, value: Any) -> str:
         parts = [same(f"{place}[{index}]", item) for index, item in enumerate(value)]
         return " && ".join([f"size({place}) == {len(value)}", *parts])
     return f"{place} == {literal(value)}"
+
+
+def same_value(place: str, key: str, value: Any) -> str:
+    """Return a CEL rule that a key of a map has a constant value."""
+    return f"{place}.{key} == {literal(value)}"

@@ -9,7 +9,6 @@ from typing import Any
 
 import yaml
 
-from ddp_operator.api.job import DDPJob, parse_job
 from ddp_operator.api.pod_policy import (
     CONTAINER_FIELDS,
     CONTEXTS,
@@ -19,12 +18,13 @@ from ddp_operator.api.pod_policy import (
     PodTemplatePolicy,
 )
 from ddp_operator.builders.defaults import Defaults
-from ddp_operator.builders.network import PolicyPeer, build_network_policy
 from ddp_operator.builders.pod import build_pod
-from ddp_operator.builders.service import build_service
 from ddp_wire import contract
-from tools.cel import FREE, OWNER_UID, keys, literal, quoted, same
+from tools.cel import FREE, keys, literal, quoted, same, same_value
+from tools.child_rules import network_policy_rule, service_rule
+from tools.claim_rules import claim_rules
 from tools.gang_rules import GANG_ANNOTATIONS, gang_fields
+from tools.policy_samples import full_job, sample_job, validation_rule
 
 JSON = dict[str, Any]
 
@@ -33,7 +33,6 @@ _HEAD = """\
 # Rules of the ValidatingAdmissionPolicy on the operator's own writes: for pods by value of
 # podTemplate, and for the other objects. The chart fills in the names in __UNDERSCORES__.
 """
-_OPERATOR = "the operator of ddp-trainer"
 _ON_HOST = "object.spec.?hostNetwork.orValue(false)"
 """CEL expression that is true for a pod on the network of its Kubernetes node."""
 _RANGE = "[__HOST_PORTS__]"
@@ -75,46 +74,20 @@ _IDS = ("fsGroup", "runAsGroup", "runAsUser")
 
 def build_operator_rules() -> str:
     """Return the chart's file with the rules about the operator's writes."""
+    claims = claim_rules()
     document = {
         "pods": {
             policy.value: _pod_rules(policy)
             for policy in (PodTemplatePolicy.SCHEDULING, PodTemplatePolicy.OFF)
         },
-        "services": [_service_rule(), _annotations_rule("Services")],
-        "networkpolicies": [_network_policy_rule(), _annotations_rule("NetworkPolicies")],
+        "services": [service_rule(), _annotations_rule("Services")],
+        "networkpolicies": [network_policy_rule(), _annotations_rule("NetworkPolicies")],
+        "claims": {
+            "created": [claims["created"], _annotations_rule("claims")],
+            "changed": [claims["changed"]],
+        },
     }
     return _HEAD + yaml.safe_dump(document, sort_keys=False, width=100_000)
-
-
-def _job(**spec: Any) -> DDPJob:
-    metadata = {"name": "owner-name", "namespace": "n", "uid": OWNER_UID}
-    document = {"apiVersion": "ddp-trainer.dev/v1alpha1", "kind": "DDPJob", "metadata": metadata}
-    return parse_job({**document, "spec": {"task": "a:b", **spec}})
-
-
-def _full_job() -> DDPJob:
-    """Return a sample job that sets every field that affects a pod."""
-    return _job(
-        checkpoint={"claimName": "claim"},
-        env=[{"name": "A", "value": "b"}],
-        imagePullSecrets=["secret"],
-        network={"rdma": {"resource": "rdma/a"}},
-        nodeSelector={"a": "b"},
-        priorityClassName="high",
-        resources={"limits": {"cpu": 1}},
-        sharedMemory="1Gi",
-        tolerations=[{"operator": "Exists"}],
-        topology={"key": "a"},
-    )
-
-
-def _rule(expression: str, message: str, named: str = "") -> JSON:
-    """Return one validation rule. The CEL expression `named` returns the name of a broken field."""
-    text = f"{_OPERATOR} {message}"
-    out: JSON = {"expression": expression, "message": text}
-    if named:
-        out["messageExpression"] = f"'{text}: ' + string({named})"
-    return out
 
 
 def _pod_rules(policy: PodTemplatePolicy) -> list[JSON]:
@@ -128,13 +101,13 @@ def _pod_rules(policy: PodTemplatePolicy) -> list[JSON]:
         f"{containers}.filter(c, c.exists(k, {other_own})).map(c, c.filter(k, {other_own})[0])[0]"
     )
     return [
-        _rule(
+        validation_rule(
             keys("object.spec", fields),
             f"may not create pods with this field, {reason}",
             other_field,
         ),
         *(
-            _rule(
+            validation_rule(
                 f"has(object.spec.{field}) && {rule}"
                 if field in _required()
                 else f"!has(object.spec.{field}) || {rule}",
@@ -143,16 +116,16 @@ def _pod_rules(policy: PodTemplatePolicy) -> list[JSON]:
             for field, rule in sorted(fields.items())
             if rule != "true"
         ),
-        _rule(
+        validation_rule(
             f"!{containers}.exists(c, c.exists(k, {other_own}))",
             f"may not create pods with this field of a container, {reason}",
             other_container_field,
         ),
-        _rule(
+        validation_rule(
             f"{containers}.all(c, !has(c.ports) || c.ports.all(p, {_host_port()}))",
             f"may not create pods with ports of the Kubernetes node, {reason}",
         ),
-        _rule(
+        validation_rule(
             f"{containers}.all(c, has(c.securityContext) && {_security_context()})",
             f"may not create pods with this security context of a container, {reason}",
         ),
@@ -162,12 +135,12 @@ def _pod_rules(policy: PodTemplatePolicy) -> list[JSON]:
 
 def _required() -> set[str]:
     """Return the fields that have the same value in each built pod."""
-    return set(build_pod(_job(), 0, 1, Defaults("i"))["spec"]) - set(_JOBS_CHOICE)
+    return set(build_pod(sample_job(), 0, 1, Defaults("i"))["spec"]) - set(_JOBS_CHOICE)
 
 
 def _pod_fields(policy: PodTemplatePolicy) -> dict[str, str]:
     """Return the permitted fields of a pod spec, each with a rule for its value."""
-    spec = build_pod(_full_job(), 0, 1, Defaults("i"))["spec"]
+    spec = build_pod(full_job(), 0, 1, Defaults("i"))["spec"]
     constant = {
         field: same(f"object.spec.{field}", spec[field])
         for field in (
@@ -262,7 +235,7 @@ def _security_context() -> str:
     The podTemplate policy has the same table. Only the worker of a job with RDMA has a capability.
     """
     place = "c.securityContext"
-    built = build_pod(_full_job(), 0, 1, Defaults("i"))["spec"]["containers"][0]
+    built = build_pod(full_job(), 0, 1, Defaults("i"))["spec"]["containers"][0]
     added = built["securityContext"]["capabilities"]["add"]
     forms = {key: cel.format(f"{place}.{key}") for key, (_, cel, _) in CONTEXTS.items()}
     capabilities = f"{place}.capabilities"
@@ -300,13 +273,9 @@ def _pod_security_context(built: JSON) -> str:
         f" || (__ASSIGNED__ && k in {quoted(of_cluster)}))"
     )
     values = [
-        f"has({place}.{key}) && {_same_value(place, key, value)}" for key, value in constant.items()
+        f"has({place}.{key}) && {same_value(place, key, value)}" for key, value in constant.items()
     ]
     return " && ".join([keys, ids, *values, _only_level(place)])
-
-
-def _same_value(place: str, key: str, value: Any) -> str:
-    return f"{place}.{key} == {literal(value)}"
 
 
 def _volumes(built: list[JSON]) -> str:
@@ -347,7 +316,7 @@ def _same_volume(volume: JSON) -> str:
 
 def _foreign_annotation() -> str:
     """Return a condition: annotation `k` belongs neither to the builder nor to the chart's list."""
-    own = build_pod(_job(), 0, 1, Defaults("i"))["metadata"]["annotations"]
+    own = build_pod(sample_job(), 0, 1, Defaults("i"))["metadata"]["annotations"]
     known = sorted([*own, *GANG_ANNOTATIONS, "kubernetes.io/limit-ranger"])
     return (
         f"!(k in {quoted(known)}) && {FOREIGN_ANNOTATION}"
@@ -358,64 +327,9 @@ def _foreign_annotation() -> str:
 def _annotations_rule(kind: str) -> JSON:
     """Return the rule about the annotations of a new object."""
     foreign = _foreign_annotation()
-    return _rule(
+    return validation_rule(
         "request.operation != 'CREATE'"
         f" || !object.metadata.?annotations.orValue({{}}).exists(k, {foreign})",
         f"may not create {kind} with an annotation that podTemplateAnnotations does not list",
         f"object.metadata.annotations.filter(k, {foreign})[0]",
-    )
-
-
-def _service_rule() -> JSON:
-    """Return the rule about a Service. An update may keep fields that other writers changed."""
-    spec = build_service(_job())["spec"]
-    by_api_server = {
-        "clusterIPs": ["None"],
-        "internalTrafficPolicy": "Cluster",
-        "sessionAffinity": "None",
-        "type": "ClusterIP",
-    }
-    port = {**spec["ports"][0], "targetPort": contract.AGENT_PORT}
-    cases = ["k in ['ipFamilies', 'ipFamilyPolicy']"]
-    values = {key: value for key, value in spec.items() if key not in {"ports", "selector"}}
-    for key, value in (values | by_api_server).items():
-        cases.append(f"(k == '{key}' && object.spec.{key} == {literal(value)})")
-    cases.append(f"(k == 'ports' && {same('object.spec.ports', [port])})")
-    cases.append("k == 'selector'")
-    kept = (
-        "(request.operation == 'UPDATE' && k in oldObject.spec"
-        " && object.spec[k] == oldObject.spec[k])"
-    )
-    selector = f"object.spec.selector == {literal(spec['selector'])}"
-    created = " && ".join(f"has(object.spec.{key})" for key in (*values, "ports"))
-    expression = (
-        f"has(object.spec.selector) && {selector} && {created}"
-        f" && object.spec.all(k, {kept} || {' || '.join(cases)})"
-    )
-    return _rule(expression, "may write only the headless Service of a job for its own pods")
-
-
-def _network_policy_rule() -> JSON:
-    """Return the rule about a NetworkPolicy. The chart inserts the peers of the second entry."""
-    peer = PolicyPeer(pod_selector={"matchLabels": {"a": "b"}})
-    spec = build_network_policy(_job(), [peer])["spec"]
-    clients = spec["ingress"][1].pop("from")
-    assert clients == [peer.to_manifest()]
-    spec["ingress"][1]["from"] = FREE
-    ingress = "object.spec.ingress"
-    own, agent = spec.pop("ingress")
-    rules = [
-        keys("object.spec", [*spec, "ingress"]),
-        *(
-            f"has(object.spec.{key}) && {_same_value('object.spec', key, v)}"
-            for key, v in spec.items()
-        ),
-        f"has({ingress}) && size({ingress}) == 2",
-        f"{keys(f'{ingress}[0]', own)} && {ingress}[0].from == {literal(own['from'])}",
-        f"{keys(f'{ingress}[1]', agent)} && {same(f'{ingress}[1].ports', agent['ports'])}",
-        f"{ingress}[1].from == __AGENT_CLIENTS__",
-    ]
-    return _rule(
-        " && ".join(rules),
-        "may write only the NetworkPolicy of a job for its own pods, with the peers of the chart",
     )

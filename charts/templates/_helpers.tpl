@@ -107,6 +107,11 @@ registry of a parent chart applies to a repository that names none.
   resources: [networkpolicies]
   verbs: [get, list, watch, create, patch]
 {{- end }}
+{{- if .Values.checkpointClaims }}
+- apiGroups: [""]
+  resources: [persistentvolumeclaims]
+  verbs: [get, list, watch, create, patch]
+{{- end }}
 {{- if has "Native" .Values.gangs.types }}
 - apiGroups: [scheduling.k8s.io]
   resources: [workloads, podgroups]

@@ -202,6 +202,7 @@ def _defaults_of(settings: Settings) -> Defaults:
         annotations=settings.pod_template_annotations,
         gpu_product_label=settings.gpu_product_label,
         host_ports=PortRange.parse(settings.host_ports) if settings.host_ports else None,
+        checkpoint_claims=settings.checkpoint_claims,
     )
 
 

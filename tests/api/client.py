@@ -26,6 +26,7 @@ _ROOTS = {
     "resourcequotas": "/api/v1",
     "pods": "/api/v1",
     "services": "/api/v1",
+    "persistentvolumeclaims": "/api/v1",
     "networkpolicies": "/apis/networking.k8s.io/v1",
     "workloads": "/apis/scheduling.k8s.io/v1alpha1",
     "events": "/api/v1",

@@ -36,6 +36,7 @@ _WRITES = {
     "pods": {"create", "patch", "delete"},
     "services": {"create"},
     "networkpolicies": {"create"},
+    "persistentvolumeclaims": {"create"},
     "events": {"create"},
 }
 

@@ -72,6 +72,10 @@ def specs(draw: DrawFn) -> JSON:
     spec: JSON = draw(_from(part("spec")))
     if draw(st.integers(0, 9)):  # In one of ten specs task and command may both be set or unset.
         _choose_what_runs(spec, task=draw(st.booleans()))
+    if checkpoint := spec.get("checkpoint"):
+        made = draw(st.booleans())
+        checkpoint.pop("claimName" if made else "claimTemplate", None)
+        checkpoint.setdefault(*(("claimTemplate", {"size": 1}) if made else ("claimName", "a")))
     for _ in range(draw(st.sampled_from([0, 0, 0, 0, 1, 2]))):
         spec = _corrupted(draw, spec)
     return spec

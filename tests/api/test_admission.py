@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ddp_operator.api.job import parse_job
-from ddp_operator.api.rules import MANAGED_BY_RULE_MESSAGE, MAX_NAME_LENGTH
+from ddp_operator.api.rules import CLAIM_RULE_MESSAGE, MANAGED_BY_RULE_MESSAGE, MAX_NAME_LENGTH
 from ddp_operator.builders.pod import build_pod
 from tests.api.client import Api, RefusedError, eventually, path_of
 from tests.api.control_plane import ControlPlane
@@ -71,6 +71,18 @@ INVALID: dict[str, tuple[dict[str, Any], str]] = {
         {**TASK, "network": {"profile": "Ethernet", "rdma": {"resource": "rdma/a"}}},
         "spec.network.rdma",
     ),
+    "claim-and-claim-template": (
+        {**TASK, "checkpoint": {"claimName": "a", "claimTemplate": {"size": "1Gi"}}},
+        "spec.checkpoint: one of",
+    ),
+    "claim-for-one-of-two-pods": (
+        {
+            **TASK,
+            "nodes": 2,
+            "checkpoint": {"claimTemplate": {"size": 1, "accessModes": ["ReadWriteOnce"]}},
+        },
+        "spec.checkpoint.claimTemplate.accessModes",
+    ),
     "unknown-network-profile": ({**TASK, "network": {"profile": "EFA"}}, "spec.network.profile"),
 }
 MANAGERS: dict[str, tuple[str | None, str | None]] = {
@@ -121,6 +133,21 @@ async def test_api_server_rejects_a_change_of_the_controller(
     await api.edit_job(namespace, NAME, {"suspend": True})
     with pytest.raises(RefusedError, match=re.escape(MANAGED_BY_RULE_MESSAGE)):
         await api.edit_job(namespace, NAME, {"managedBy": new})
+
+
+@pytest.mark.parametrize(
+    "change", [{"storageClassName": "fast"}, {"accessModes": ["ReadWriteOnce"]}]
+)
+async def test_api_server_rejects_a_change_of_the_class_and_modes_of_a_claim(
+    api: Api, namespace: str, change: dict[str, Any]
+) -> None:
+    spec = {**TASK, "checkpoint": {"claimTemplate": {"size": "1Gi"}}}
+    job = {**job_manifest(NAME), "metadata": {"name": NAME}, "spec": spec}
+    await api.apply_job(namespace, job)
+    larger = {"size": "2Gi", "whenDeleted": "Delete"}
+    await api.edit_job(namespace, NAME, {"checkpoint": {"claimTemplate": larger}})
+    with pytest.raises(RefusedError, match=re.escape(CLAIM_RULE_MESSAGE)):
+        await api.edit_job(namespace, NAME, {"checkpoint": {"claimTemplate": larger | change}})
 
 
 @asynccontextmanager

@@ -78,7 +78,8 @@ async def test_jobs_may_not_ask_for_the_host_network_without_reserved_ports(
     api: Api, namespace: str
 ) -> None:
     """The chart of the shared control plane reserves none."""
-    jobs, wanted = path_of("ddpjobs", namespace), {"network": {"hostNetwork": True}}
+    jobs = path_of("ddpjobs", namespace)
+    wanted: dict[str, Any] = {"network": {"hostNetwork": True}}
     asks, usual = (
         {**job_manifest(**spec), "metadata": {"name": "a"}} for spec in (wanted, {"nodes": 1})
     )

@@ -392,11 +392,9 @@ async def test_operator_changes_only_what_it_must(
     assert await refusal(operator, "PATCH", service, mine) == ""
     policy = path_of("networkpolicies", namespace, "digits")
     for refused in ({"spec": {"podSelector": {"matchLabels": None}}}, {"spec": {"egress": [{}]}}):
-        assert "may write only the NetworkPolicy" in await refusal(
-            operator, "PATCH", policy, refused
-        )
+        answer = await refusal(operator, "PATCH", policy, refused)
+        assert "may write only the NetworkPolicy" in answer
     for path in (service, policy):
         assert OTHER_OBJECTS in await refusal(operator, "DELETE", path)
     event = {"metadata": {"name": "a"}, "involvedObject": {"kind": "Node", "namespace": namespace}}
-    events = path_of("events", namespace)
-    assert OTHER_OBJECTS in await refusal(operator, "POST", events, event)
+    assert OTHER_OBJECTS in await refusal(operator, "POST", path_of("events", namespace), event)

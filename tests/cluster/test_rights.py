@@ -44,6 +44,10 @@ def use_rare_rights(cluster: Cluster, namespace: str) -> None:
     Job.apply(cluster, namespace, script_job("waiting", "pass", nodes=1, **unmountable))
     short = script_job("short", "pass", nodes=1, procsPerNode=1, ttlSecondsAfterFinished=1)
     Job.apply(cluster, namespace, short)
+    # No volume has an empty class, so the claim waits.
+    template = {"size": "1Mi", "storageClassName": ""}
+    claimed = script_job("claimed", "pass", nodes=1, checkpoint={"claimTemplate": template})
+    Job.apply(cluster, namespace, claimed)
     job = Job.apply(cluster, namespace, script_job("steady", STEADY_SCRIPT))
     job.wait_for("Running")
     selector = '{"spec":{"selector":{"ddp-trainer.dev/job-uid":"none"}}}'
@@ -53,6 +57,9 @@ def use_rare_rights(cluster: Cluster, namespace: str) -> None:
     job.kubectl("patch", "networkpolicy", "steady", "--type=merge", "-p", closed)
     repaired = Right("networking.k8s.io", "networkpolicies", "patch")
     eventually(lambda: repaired in used(cluster), "a repaired NetworkPolicy")
+    job.kubectl("label", "pvc", "claimed-checkpoints", "app.kubernetes.io/managed-by-")
+    patched = Right("", "persistentvolumeclaims", "patch")
+    eventually(lambda: patched in used(cluster), "a claim with its label again")
     # The operator takes the pod for lost, finds that its name is taken, and repairs the label.
     job.kubectl("label", "pod", "steady-0", "ddp-trainer.dev/job-uid-")
     eventually(lambda: Right("", "pods", "get") in used(cluster), "a repaired pod", 120)

@@ -7,7 +7,7 @@ import itertools
 import pickle
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ddp_operator.builders.kinds import KINDS, row_name
 from ddp_operator.cluster.base import (
@@ -20,6 +20,7 @@ from ddp_operator.cluster.base import (
     Manifest,
     NameTakenError,
 )
+from ddp_operator.reconcile.claims import CLAIM
 from ddp_operator.reconcile.plan import Event
 from ddp_operator.reconcile.pod_view import PodView
 from ddp_operator.runtime.cache import Cache
@@ -128,6 +129,11 @@ class FakeCluster:
         """Remove the pod object."""
         self._drop_child("Pod", self.pod(name))
 
+    def change_claim(self, name: str, **status: object) -> Manifest:
+        """Change the status of a claim, as its provisioner does."""
+        [found] = [c for c in self.children[CLAIM].values() if c["metadata"]["name"] == name]
+        return self._store_child(CLAIM, {**found, "status": {**found["status"], **status}})
+
     def change_owner(self, kind: str, name: str, uid: str) -> None:
         """Give a child another owner, as somebody with permission to edit it can."""
         [found] = [c for c in self.children[kind].values() if c["metadata"]["name"] == name]
@@ -185,7 +191,7 @@ class FakeCluster:
                 if kind == "Pod":
                     created["spec"]["nodeName"] = f"machine-{name.rpartition('-')[2]}"
                 return self._store_child(kind, created)
-            if _owner(known) != _owner(manifest):
+            if _owner(known) != _owner(manifest) or _job_uid(known) != _job_uid(manifest):
                 raise NameTakenError(f"{kind} {name} exists already and is not this job's")
             return _copied(known)
 
@@ -213,6 +219,17 @@ class FakeCluster:
                 self._drop_child(kind, known)
 
         self._write(f"delete {kind} {name}", effect)
+
+    async def patch_claim(
+        self, namespace: str, name: str, uid: str, patch: Mapping[str, Any]
+    ) -> Manifest | None:
+        def effect() -> Manifest | None:
+            known = self.children[CLAIM].get((namespace, name))
+            if known is None or known["metadata"]["uid"] != uid:
+                return None
+            return self._store_child(CLAIM, _merged(_copied(known), patch))
+
+        return self._write(f"patch {CLAIM} {name}", effect)
 
     async def annotate_pod(
         self, namespace: str, name: str, uid: str, annotations: Mapping[str, str]
@@ -273,6 +290,9 @@ class FakeCluster:
             raise self.warnings_error
         return self.warnings.get(uid)
 
+    async def newest_event(self, namespace: str, uid: str) -> str | None:
+        return await self.newest_warning(namespace, uid)
+
     async def watch_agent_status(self, pod: PodView, revision: int, seconds: float) -> AgentAnswer:
         """Return at once, unlike a real agent. The caller retries."""
         del seconds
@@ -315,8 +335,27 @@ def _key(manifest: Manifest) -> Key:
     return manifest["metadata"]["namespace"], manifest["metadata"]["name"]
 
 
-def _owner(child: Manifest) -> str:
-    return str(child["metadata"]["ownerReferences"][0]["uid"])
+def _owner(child: Manifest) -> str | None:
+    """Return the uid of the first owner, or None for a claim that its job does not own."""
+    owners = child["metadata"].get("ownerReferences") or [{}]
+    uid: str | None = owners[0].get("uid")
+    return uid
+
+
+def _job_uid(child: Manifest) -> str | None:
+    uid: str | None = child["metadata"]["labels"].get(contract.LABEL_JOB_UID)
+    return uid
+
+
+def _merged(document: Manifest, patch: Mapping[str, Any]) -> Manifest:
+    """Apply a merge patch (RFC 7386)."""
+    out = {k: v for k, v in document.items() if k not in patch}
+    for key, value in patch.items():
+        if isinstance(value, dict):
+            out[key] = _merged(document.get(key) or {}, value)
+        elif value is not None:
+            out[key] = value
+    return out
 
 
 class DirectStatuses:

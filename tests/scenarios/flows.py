@@ -92,6 +92,13 @@ _ELASTIC: dict[str, Any] = {
 
 FLOWS = {
     "undisturbed": Flow(Script(), 1, 0, "Completed"),
+    "a claim for the checkpoints": Flow(
+        Script(),
+        1,
+        0,
+        "Completed",
+        spec={"checkpoint": {"claimTemplate": {"size": "1Gi", "whenDeleted": "Delete"}}},
+    ),
     "a rank fails": Flow(Script(failures={(1, 1): rank_failure()}), 2, 1, "Completed"),
     "ranks fail in two attempts": Flow(
         Script(failures={(1, 1): rank_failure(), (2, 0): rank_failure(2)}), 3, 2, "Completed"

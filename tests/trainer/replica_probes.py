@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
+from ddp_trainer import step as step_
 from ddp_trainer import train as train_
 from ddp_trainer.commands.main import main
 from ddp_trainer.learner import Learner
@@ -40,7 +41,7 @@ def train_with_flip(given: dict[str, Any]) -> int:
             state), and the `arguments` of the command. With `nan`, the ranks get a NaN with other
             bits instead.
     """
-    step = train_.train_step
+    step = step_.train_step
 
     def corrupting(learner: Learner, *rest: Any) -> int:
         samples = step(learner, *rest)
@@ -53,7 +54,7 @@ def train_with_flip(given: dict[str, Any]) -> int:
             flip_bit(tensor)
         return samples
 
-    train_.train_step = corrupting  # type: ignore[assignment]
+    vars(train_)["train_step"] = corrupting
     return main(["train", "--task=sample_tasks:build", *given["arguments"]])
 
 

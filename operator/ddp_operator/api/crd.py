@@ -14,6 +14,8 @@ import yaml
 
 from ddp_operator.api.base import API_GROUP, API_VERSION_NAME, KIND, PLURAL
 from ddp_operator.api.rules import (
+    CLAIM_RULE_CEL,
+    CLAIM_RULE_MESSAGE,
     MANAGED_BY_RULE_CEL,
     MANAGED_BY_RULE_MESSAGE,
     NAME_RULE_CEL,
@@ -140,6 +142,7 @@ def build_crd() -> dict[str, Any]:
     spec["x-kubernetes-validations"] = [
         *({"rule": rule.cel, "message": rule.message} for rule in SPEC_RULES),
         {"rule": MANAGED_BY_RULE_CEL, "message": MANAGED_BY_RULE_MESSAGE},
+        {"rule": CLAIM_RULE_CEL, "message": CLAIM_RULE_MESSAGE},
     ]
     schema = {
         "type": "object",

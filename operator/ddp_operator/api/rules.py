@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ddp_operator.api.claim import AccessMode
 from ddp_operator.api.gang import GangType
 from ddp_operator.api.network import NetworkProfile
 from ddp_operator.api.placement import HOSTNAME_LABEL
@@ -59,6 +60,20 @@ because `ddpjob` sees one spec only."""
 MANAGED_BY_RULE_MESSAGE = (
     "spec.managedBy: must not be changed, because another controller may have begun to act on the"
     " job; create a new job instead"
+)
+
+_CLAIM, _OLD_CLAIM = "self.checkpoint.claimTemplate", "oldSelf.checkpoint.claimTemplate"
+CLAIM_RULE_CEL = (
+    f"!has(self.checkpoint) || !has({_CLAIM}) || !has(oldSelf.checkpoint) || !has({_OLD_CLAIM})"
+    f" || (has({_CLAIM}.storageClassName) == has({_OLD_CLAIM}.storageClassName)"
+    f" && (!has({_CLAIM}.storageClassName)"
+    f" || {_CLAIM}.storageClassName == {_OLD_CLAIM}.storageClassName)"
+    f" && {_CLAIM}.accessModes == {_OLD_CLAIM}.accessModes)"
+)
+"""CEL expression over `self` and `oldSelf`, without a Python form as for `MANAGED_BY_RULE_CEL`."""
+CLAIM_RULE_MESSAGE = (
+    "spec.checkpoint.claimTemplate: storageClassName and accessModes must not be changed, because"
+    " Kubernetes cannot change them in a claim; create a new job instead"
 )
 
 
@@ -167,6 +182,38 @@ GANG_RULES: tuple[Rule, ...] = (
     _own_group("labels", "scheduling.x-k8s.io/pod-group"),
 )
 
+
+def _claim_serves_all_pods(spec: DDPJobSpec) -> bool:
+    """Return whether all pods of the job can mount the claim of its template."""
+    template = spec.checkpoint.claim_template if spec.checkpoint is not None else None
+    if template is None or AccessMode.READ_WRITE_MANY in template.access_modes:
+        return True
+    one_node = spec.topology is not None and spec.topology.key == HOSTNAME_LABEL
+    return one_node or spec.nodes + spec.spares == 1
+
+
+CLAIM_RULES: tuple[Rule, ...] = (
+    Rule(
+        "!has(self.checkpoint)"
+        " || has(self.checkpoint.claimName) != has(self.checkpoint.claimTemplate)",
+        "spec.checkpoint: one of claimName and claimTemplate must be set",
+        lambda s: (
+            s.checkpoint is None
+            or (s.checkpoint.claim_name is None) != (s.checkpoint.claim_template is None)
+        ),
+    ),
+    Rule(
+        "!has(self.checkpoint) || !has(self.checkpoint.claimTemplate)"
+        " || 'ReadWriteMany' in self.checkpoint.claimTemplate.accessModes"
+        f" || (has(self.topology) && self.topology.key == '{HOSTNAME_LABEL}')"
+        " || (has(self.nodes) ? self.nodes : 1) + (has(self.spares) ? self.spares : 0) == 1",
+        "spec.checkpoint.claimTemplate.accessModes: must contain ReadWriteMany, because all pods of"
+        f" the job mount the claim; one pod, or topology.key {HOSTNAME_LABEL}, needs only"
+        " ReadWriteOnce",
+        _claim_serves_all_pods,
+    ),
+)
+
 SPEC_RULES: tuple[Rule, ...] = (
     Rule(
         "!(has(self.task) && has(self.command))",
@@ -228,6 +275,7 @@ SPEC_RULES: tuple[Rule, ...] = (
         lambda s: s.spare_priority_class_name is None or s.spares > 0 or s.elastic is not None,
     ),
     *(_reserved(field) for field in RESERVED_POD_FIELDS),
+    *CLAIM_RULES,
     *PLACEMENT_RULES,
     *GANG_RULES,
 )

@@ -9,6 +9,8 @@ from typing import Annotated, Any
 from pydantic import Field, JsonValue, StrictBool, StrictInt, StringConstraints
 
 from ddp_operator.api.base import LABEL, ApiModel, Name, Seconds
+from ddp_operator.api.claim import ClaimTemplate
+from ddp_operator.api.container import EnvVar, Quantity, RawObject, Resources, Text
 from ddp_operator.api.elastic import Elastic
 from ddp_operator.api.gang import Gang
 from ddp_operator.api.network import Network
@@ -28,11 +30,6 @@ VolumeName = Annotated[str, StringConstraints(pattern=rf"^{LABEL}$", max_length=
 """Name of a volume in a pod, a DNS label."""
 _CONTROLLER = rf"^{LABEL}(\.{LABEL})*/[A-Za-z0-9/._~%!\$&'()*+,;=:-]+$"
 """Regular expression of a controller's name: a domain and a path, as in a batch/v1 Job."""
-Text = Annotated[str, StringConstraints(max_length=4096)]
-RawObject = Annotated[
-    dict[str, JsonValue], Field(json_schema_extra={"x-kubernetes-preserve-unknown-fields": True})
-]
-"""Kubernetes object that the operator copies into the pods without validation."""
 RESERVED_POD_FIELDS = ("hostname", "restartPolicy", "subdomain")
 """Pod fields on which restarts and the rendezvous depend. No podTemplate may set them."""
 PodOverlay = Annotated[
@@ -49,15 +46,6 @@ PodOverlay = Annotated[
     ),
 ]
 """Partial pod spec that the operator merges into the generated pod spec."""
-_QUANTITY = (
-    r"^(\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))"
-    r"(([KMGTPE]i)|[numkMGTPE]|([eE](\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))))?$"
-)
-Quantity = Annotated[
-    StrictInt | Annotated[str, StringConstraints(pattern=_QUANTITY)],
-    Field(json_schema_extra={"x-kubernetes-int-or-string": True, "pattern": _QUANTITY}),
-]
-"""A Kubernetes quantity, for example 500m or 2Gi."""
 
 
 class ImagePullPolicy(StrEnum):
@@ -73,26 +61,6 @@ class CleanPodPolicy(StrEnum):
 
     NONE = "None"
     ALL = "All"
-
-
-class EnvVar(ApiModel):
-    """One environment variable of the worker container."""
-
-    name: Annotated[str, StringConstraints(pattern=r"^[-._a-zA-Z][-._a-zA-Z0-9]*$", max_length=253)]
-    """Name of the variable, at most 253 characters. ddp-trainer reserves names that begin with DDP_."""  # noqa: E501
-    value: Annotated[str, StringConstraints(max_length=32768)] | None = None
-    """Value of the variable, at most 32,768 characters."""
-    value_from: RawObject | None = None
-    """Source of the value, as in a pod: configMapKeyRef, secretKeyRef, fieldRef or resourceFieldRef."""  # noqa: E501
-
-
-class Resources(ApiModel):
-    """Compute resources of each worker pod, except GPUs."""
-
-    requests: Annotated[dict[str, Quantity], Field(max_length=16)] | None = None
-    """Resources that the scheduler reserves for each pod, for example cpu: 4, memory: 16Gi."""
-    limits: Annotated[dict[str, Quantity], Field(max_length=16)] | None = None
-    """Largest amounts of resources that each pod may use, for example memory: 32Gi."""
 
 
 class Volume(ApiModel):
@@ -126,8 +94,10 @@ class VolumeMount(ApiModel):
 class CheckpointSpec(ApiModel):
     """Location and interval of the checkpoints. Without checkpoints, each new attempt starts from the beginning."""  # noqa: E501
 
-    claim_name: Name
-    """PersistentVolumeClaim in the job's namespace that stores the checkpoints. All worker pods mount it, so it needs the access mode ReadWriteMany."""  # noqa: E501
+    claim_name: Name | None = None
+    """PersistentVolumeClaim in the job's namespace that stores the checkpoints. All worker pods mount it, so it needs the access mode ReadWriteMany. A checkpoint sets either claimName or claimTemplate."""  # noqa: E501
+    claim_template: ClaimTemplate | None = None
+    """Template of a PersistentVolumeClaim NAME-checkpoints that the operator creates before the pods of the job."""  # noqa: E501
     path: (
         Annotated[
             str,
@@ -363,6 +333,8 @@ def pod_shaping(spec: DDPJobSpec) -> dict[str, Any]:
     shaping: dict[str, Any] = spec.model_dump(
         mode="json", by_alias=True, exclude=_NOT_POD_SHAPING, exclude_defaults=True
     )
+    if spec.checkpoint is not None and spec.checkpoint.claim_template is not None:
+        shaping["checkpoint"]["claimTemplate"] = True  # The pods name only the claim.
     if spec.elastic is not None:
         shaping.pop("nodes", None)  # Pods of an elastic job serve at any size.
         shaping["elastic"] = True

@@ -36,6 +36,8 @@ class ConditionType(StrEnum):
     """At least one checkpoint has been committed."""
     GANG_SCHEDULED = "GangScheduled"
     """The gang scheduler has placed the pods of the job together."""
+    CLAIM_BOUND = "ClaimBound"
+    """The claim of checkpoint.claimTemplate has its volume. The message states why the claim waits, or does not grow."""  # noqa: E501
     SUSPENDED = "Suspended"
     """spec.suspend has stopped the run, and its pods are deleted."""
     COMPLETE = "Complete"

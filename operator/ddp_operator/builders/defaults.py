@@ -34,6 +34,8 @@ class Defaults:
     """Ports for jobs with `network.hostNetwork`, or None if no job may use it."""
     gangs: Gangs = field(default_factory=Gangs)
     """Gang schedulers that jobs may use."""
+    checkpoint_claims: bool = True
+    """Whether jobs may have claims that the operator creates from `checkpoint.claimTemplate`."""
     pinned_image: str | None = None
     """Image by digest that other pods of the attempt already run, if any. It takes precedence over
     the job's image."""

@@ -41,8 +41,8 @@ def unique_path(name: str, uid: str) -> str:
 
 def checkpoint_directory(job: DDPJob) -> str | None:
     """Return the checkpoint directory as CLAIM/PATH, or None for a job without checkpoints."""
-    checkpoint = job.spec.checkpoint
-    return None if checkpoint is None else f"{checkpoint.claim_name}/{checkpoint_path(job)}"
+    claim = names.claim_name(job)
+    return None if claim is None else f"{claim}/{checkpoint_path(job)}"
 
 
 def build_env(job: DDPJob, index: int, log_format: str = "text") -> list[dict[str, Any]]:

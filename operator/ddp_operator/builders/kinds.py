@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ddp_operator.api.job import DDPJob
+from ddp_operator.builders.claim import build_claim
 from ddp_operator.builders.defaults import Defaults
 from ddp_operator.builders.gangs import versions
 from ddp_operator.builders.network import build_network_policy
@@ -33,8 +34,9 @@ class ChildKind:
     plural: str
     verbs: tuple[str, ...]
     """Verbs of the operator's role on this kind."""
-    build: Callable[[DDPJob, Defaults], Manifest] | None = None
-    """Function that builds the single child of a job, or None for pods and group objects."""
+    build: Callable[[DDPJob, Defaults], Manifest | None] | None = None
+    """Function that builds the single child of a job, or None for pods and group objects. The
+    function returns None for a job that needs no such child."""
     owned: tuple[str, ...] = ()
     """Paths of fields that no other writer may change, for example `spec.selector`."""
     observed: tuple[str, ...] = ()
@@ -45,6 +47,8 @@ class ChildKind:
     watched: bool = True
     """Whether a change of a child reconciles its job at once. Otherwise the next relist reconciles
     it."""
+    outlives_job: bool = False
+    """Whether the child may outlive its job. Then only its labels name the job."""
     before_pods: bool = True
     """Whether the child must exist before the pods of its job are created."""
 
@@ -129,6 +133,17 @@ _ROWS = (
         build=_network_policy,
         owned=("spec.podSelector", "spec.ingress", "spec.egress", "spec.policyTypes"),
         is_used=lambda defaults: defaults.agent_clients is not None,
+    ),
+    # The operator never deletes a claim. `reconcile.claims` changes an existing one.
+    ChildKind(
+        "PersistentVolumeClaim",
+        "v1",
+        "persistentvolumeclaims",
+        verbs=_OBSERVED_AND_ENSURED,
+        build=lambda job, _: build_claim(job),
+        observed=("spec.resources", "status.capacity", "status.phase"),
+        is_used=lambda defaults: defaults.checkpoint_claims,
+        outlives_job=True,
     ),
     # The API server owns these three: it may add defaults, and all that matters is immutable.
     _group(versions.NATIVE_1_35, "workloads"),

@@ -20,6 +20,19 @@ def network_policy_name(job: DDPJob) -> str:
     return job.metadata.name
 
 
+def made_claim_name(job_name: str) -> str:
+    """Return the name of the claim that the operator creates for `checkpoint.claimTemplate`."""
+    return f"{job_name}-checkpoints"
+
+
+def claim_name(job: DDPJob) -> str | None:
+    """Return the name of the claim of the checkpoints, or None for a job without checkpoints."""
+    checkpoint = job.spec.checkpoint
+    if checkpoint is None:
+        return None
+    return checkpoint.claim_name or made_claim_name(job.metadata.name)
+
+
 _HOSTNAME_DIGITS = 4
 """Number of digits of the node index in a host name, because `nodes` is at most 9999."""
 

@@ -186,9 +186,9 @@ def _volumes(job: DDPJob, defaults: Defaults) -> list[dict[str, Any]]:
         # The default of 64 MiB is too small for data loaders and NCCL's shared memory transport.
         {"name": "ddp-shm", "emptyDir": {"medium": "Memory", **limit}},
     ]
-    if job.spec.checkpoint is not None:
-        claim = {"claimName": job.spec.checkpoint.claim_name}
-        volumes.append({"name": "ddp-checkpoint", "persistentVolumeClaim": claim})
+    if (claim := names.claim_name(job)) is not None:
+        source = {"claimName": claim}
+        volumes.append({"name": "ddp-checkpoint", "persistentVolumeClaim": source})
     replaced = _replaced_mounts(job)
     volumes = [v for v in volumes if _SCRATCH.get(v["name"]) not in replaced]
     given = job.spec.volumes or []

@@ -13,6 +13,7 @@ from typing import Any
 from ddp_operator.api.job import DDPJob, InvalidJobError, parse_job
 from ddp_operator.api.pod_policy import PodTemplatePolicy
 from ddp_operator.api.status import Condition, ConditionStatus, ConditionType, DDPJobStatus
+from ddp_operator.builders import names
 from ddp_operator.builders.defaults import Defaults
 from ddp_operator.builders.env import checkpoint_path
 from ddp_operator.cluster.base import Manifest
@@ -74,9 +75,8 @@ def first_state(manifest: Manifest, earlier: EarlierRun | None, home: Path) -> M
 
 def run_directory(job: DDPJob, home: Path) -> Path | None:
     """Return the checkpoint directory of a local run, or None for a job without checkpoints."""
-    if job.spec.checkpoint is None:
-        return None
-    return home / "volumes" / job.spec.checkpoint.claim_name / checkpoint_path(job)
+    claim = names.claim_name(job)
+    return None if claim is None else home / "volumes" / claim / checkpoint_path(job)
 
 
 def stopped(

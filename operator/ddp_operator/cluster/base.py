@@ -183,6 +183,15 @@ class Cluster(Protocol):
         `kind` is the name of its row in the table of kinds.
         """
 
+    async def patch_claim(
+        self, namespace: str, name: str, uid: str, patch: Mapping[str, Any]
+    ) -> Manifest | None:
+        """Apply a merge patch to the claim with this uid. Return it, or None if it is gone.
+
+        Raises:
+            ClusterError: The API server refused the request.
+        """
+
     async def annotate_pod(
         self, namespace: str, name: str, uid: str, annotations: Mapping[str, str]
     ) -> Manifest | None:
@@ -206,6 +215,13 @@ class Cluster(Protocol):
 
     async def newest_warning(self, namespace: str, uid: str) -> str | None:
         """Return reason and message of the newest warning Event about a pod, or None.
+
+        Raises:
+            ClusterError: The API server refused the request.
+        """
+
+    async def newest_event(self, namespace: str, uid: str) -> str | None:
+        """Return reason and message of the newest Event about an object, or None.
 
         Raises:
             ClusterError: The API server refused the request.

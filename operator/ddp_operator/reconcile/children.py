@@ -27,6 +27,7 @@ from ddp_operator.builders.gangs.schedulers import new_gang
 from ddp_operator.builders.kinds import kinds_in_use
 from ddp_operator.reconcile import gangs, outside_gang
 from ddp_operator.reconcile.abandoned import is_abandoned
+from ddp_operator.reconcile.claims import change_claim
 from ddp_operator.reconcile.escalation import pods_to_replace
 from ddp_operator.reconcile.gpu_products import misplaced_pods
 from ddp_operator.reconcile.images import pinned_image
@@ -124,9 +125,11 @@ def _ensure_other_children(world: World, defaults: Defaults) -> list[Action]:
         if kind.build is None:
             continue
         wanted = kind.build(world.job, defaults)
+        if wanted is None:
+            continue
         if not any(kind.is_intact(one, wanted) for one in world.children.get(kind.name, ())):
             actions.append(EnsureChild(wanted))
-    return actions
+    return [*actions, *change_claim(world)]
 
 
 def _shared_defaults(world: World, defaults: Defaults) -> Defaults:

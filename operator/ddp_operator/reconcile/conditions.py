@@ -11,7 +11,7 @@ from ddp_operator.api.status import (
     DDPJobStatus,
     StragglerStatus,
 )
-from ddp_operator.reconcile import exits, gangs, outside_gang
+from ddp_operator.reconcile import claims, exits, gangs, outside_gang
 from ddp_operator.reconcile.containers import NORMAL_START
 from ddp_operator.reconcile.held_pods import held_sentence
 from ddp_operator.reconcile.pod_view import PodView
@@ -117,6 +117,8 @@ def active_conditions(world: World, status: DDPJobStatus) -> DDPJobStatus:
         out.set(ConditionType.CHECKPOINTED, True, "Committed", message)
     if (gang := gangs.report(world)) is not None:
         out.set(ConditionType.GANG_SCHEDULED, gang.placed, gang.reason, gang.message)
+    if (claim := claims.report(world)) is not None:
+        out.set(ConditionType.CLAIM_BOUND, claim.bound, claim.reason, claim.message)
     reason, message = _summary(world, out.status)
     out.set(ConditionType.SUCCEEDED, None, reason, message)
     return out.status
@@ -214,7 +216,8 @@ def _summary(world: World, status: DDPJobStatus) -> tuple[str, str]:
     """Return the values of the STATUS and MESSAGE columns for an active job."""
     joined = status.is_true(ConditionType.RENDEZVOUSED)
     if world.blocked is not None and not (joined and world.job.spec.may_leave_nodes_out):
-        return "Pending", world.blocked
+        # Only its author can decide whether a job may use the claim of another user.
+        return "Invalid" if claims.is_name_taken(world.blocked) else "Pending", world.blocked
     if joined:
         refused = f"; {world.blocked}" if world.blocked else ""  # The pod of another node.
         return "Running", _running_message(world, status) + refused
@@ -237,7 +240,9 @@ def _summary(world: World, status: DDPJobStatus) -> tuple[str, str]:
         telling = (p for p in waiting if p.waiting and (is_stuck(p) or not missing))
         first = next((_why_waiting(p, status) for p in telling), None)
         count = f"{len(world.pods):,} of {world.job.pods:,} pods exist"
-        return "Pending", gangs.waiting_sentence(status, first, missing=missing) or first or count
+        waits = gangs.waiting_sentence(status, first, missing=missing) or first or count
+        claim = claims.why_it_waits(world)
+        return "Pending", f"{waits}; {claim}" if claim else waits
     late = [p.name for p in world.pods if not p.ready]
     message = f"the ranks of {', '.join(late[:4])} have not joined yet"
     return "Starting", "; ".join([message, *_obstacles(world, status)][:2])

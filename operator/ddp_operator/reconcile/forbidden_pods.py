@@ -1,4 +1,4 @@
-"""Report a job whose pods, network or gang the operator's settings forbid.
+"""Report a job whose pods, network, gang or claim the operator's settings forbid.
 
 The chart's ValidatingAdmissionPolicy refuses such jobs. The operator reports a job that is older
 than the policy, or a job in a cluster without the policy.
@@ -6,6 +6,7 @@ than the policy, or a job in a cluster without the policy.
 
 from ddp_operator.api.pod_policy import forbidden_field
 from ddp_operator.api.status import ConditionType
+from ddp_operator.builders.claim import build_claim
 from ddp_operator.builders.defaults import Defaults
 from ddp_operator.reconcile.conditions import ConditionWriter
 from ddp_operator.reconcile.gangs import why_no_gang
@@ -25,7 +26,7 @@ def without_forbidden_pods(world: World, plan: Plan, defaults: Defaults) -> Plan
         return plan
     sentence = forbidden_field(world.job.spec, defaults.pod_template, defaults.annotations)
     sentence = sentence or why_no_host_network(world.job.spec, defaults.host_ports)
-    sentence = sentence or why_no_gang(world.job, defaults)
+    sentence = sentence or why_no_gang(world.job, defaults) or _why_no_claim(world, defaults)
     if sentence is None:
         return plan
     out = ConditionWriter(world, world.job.status)
@@ -33,6 +34,15 @@ def without_forbidden_pods(world: World, plan: Plan, defaults: Defaults) -> Plan
     if out.status == world.job.status:
         return Plan(out.status)
     return Plan(out.status, events=(Event(EventType.WARNING, INVALID, sentence),))
+
+
+def _why_no_claim(world: World, defaults: Defaults) -> str | None:
+    if defaults.checkpoint_claims or build_claim(world.job) is None:
+        return None
+    return (
+        "spec.checkpoint.claimTemplate: must not be set, because checkpointClaims of the chart is"
+        " false; name an existing claim in claimName"
+    )
 
 
 def _needs_new_pods(world: World, plan: Plan) -> bool:

@@ -6,6 +6,7 @@ from ddp_operator.api.spec import CleanPodPolicy
 from ddp_operator.api.status import Cause, ConditionStatus, ConditionType, DDPJobStatus
 from ddp_operator.reconcile import ended_attempts, queueing
 from ddp_operator.reconcile.children import delete_pods, end_pods
+from ddp_operator.reconcile.claims import change_claim
 from ddp_operator.reconcile.conditions import ConditionWriter
 from ddp_operator.reconcile.gangs import release_groups
 from ddp_operator.reconcile.plan import DeleteJob, Event, EventType, Plan
@@ -47,7 +48,8 @@ def after_finish(world: World) -> Plan:
     """Return the plan of a finished job: stop or delete its pods, then delete it after its TTL."""
     status, spec = world.job.status, world.job.spec
     deletes = spec.clean_pod_policy is CleanPodPolicy.ALL
-    actions = (delete_pods(world) if deletes else end_pods(world)) + release_groups(world)
+    pods = delete_pods(world) if deletes else end_pods(world)
+    actions = [*pods, *release_groups(world), *change_claim(world)]
     status = status.model_copy(update={"replicas": len(world.pods)})
     status = _with_released_ports(world, status)
     ttl = spec.ttl_seconds_after_finished
@@ -90,7 +92,7 @@ def suspend(world: World) -> Plan:
         }
     )
     status = _with_released_ports(world, status)
-    return Plan(status, (*delete_pods(world), *release_groups(world)))
+    return Plan(status, (*delete_pods(world), *release_groups(world), *change_claim(world)))
 
 
 def _with_released_ports(world: World, status: DDPJobStatus) -> DDPJobStatus:

@@ -79,6 +79,16 @@ class DeleteChild:
 
 
 @dataclass(frozen=True)
+class PatchClaim:
+    """Action: change the size or the owner of the claim that the operator created for a job."""
+
+    name: str
+    uid: str
+    patch: dict[str, Any]
+    """Merge patch (RFC 7386) without the uid."""
+
+
+@dataclass(frozen=True)
 class EndPod:
     """Action: end all containers of a pod, but keep the pod and its logs."""
 
@@ -109,7 +119,9 @@ class DeleteJob:
     uid: str
 
 
-Action = EnsureChild | CreatePod | DeletePod | DeleteChild | EndPod | SetAttempt | DeleteJob
+Action = (
+    EnsureChild | CreatePod | DeletePod | DeleteChild | PatchClaim | EndPod | SetAttempt | DeleteJob
+)
 
 
 class EventType(StrEnum):

@@ -21,6 +21,15 @@ PROGRESS_INTERVAL = timedelta(seconds=PROGRESS_SECONDS)
 
 
 @dataclass(frozen=True)
+class RefusedPatch:
+    """Change of the claim of the checkpoints that the API server refused."""
+
+    patch: Mapping[str, Any]
+    message: str
+    """Error of the API server."""
+
+
+@dataclass(frozen=True)
 class World:
     """Observed state: everything that a decision depends on.
 
@@ -56,6 +65,10 @@ class World:
     free_port: int | None = None
     """First port of the block that a job with `network.hostNetwork` gets, or has already. None if
     no block is free."""
+    refused_claim: RefusedPatch | None = None
+    """Newest refused change of the claim that the operator created, or None."""
+    claim_event: str | None = None
+    """Reason and message of the newest Event about this claim while it waits, or None."""
     blocked: str | None = None
     """Error of the API server that stopped the actions of the last plan."""
 

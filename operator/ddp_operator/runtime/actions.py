@@ -14,13 +14,15 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
+from http import HTTPStatus
 from typing import Any
 
 from ddp_operator.api.job import DDPJob
 from ddp_operator.builders.kinds import row_name
 from ddp_operator.builders.pod import with_secrets
-from ddp_operator.cluster.base import Cluster, Manifest
+from ddp_operator.cluster.base import Cluster, ClusterError, Manifest
 from ddp_operator.limits import FIRST_PODS, LONGEST_TURN_SECONDS, SHORTEST_TURN_SECONDS
+from ddp_operator.reconcile.claims import CLAIM
 from ddp_operator.reconcile.plan import (
     Action,
     CreatePod,
@@ -29,8 +31,10 @@ from ddp_operator.reconcile.plan import (
     DeletePod,
     EndPod,
     EnsureChild,
+    PatchClaim,
     SetAttempt,
 )
+from ddp_operator.reconcile.world import RefusedPatch
 from ddp_operator.runtime.cache import Cache
 from ddp_operator.runtime.job_state import JobState
 from ddp_operator.runtime.slow_start import slow_start
@@ -38,6 +42,9 @@ from ddp_wire import contract
 from ddp_wire.messages import AttemptOrder
 from ddp_wire.orders import order_from_text
 from ddp_wire.signatures import random_text
+
+_REFUSED = {HTTPStatus.FORBIDDEN, HTTPStatus.UNPROCESSABLE_ENTITY}
+"""HTTP statuses of a request that the API server would refuse again."""
 
 
 class ActionRunner:
@@ -94,7 +101,7 @@ class ActionRunner:
         await _all([do(one) for one in actions if isinstance(one, ends)])
         await _all([do(one) for one in children if one.kind.before_pods])
         creations = [one for one in actions if isinstance(one, CreatePod)]
-        others: list[Action] = [one for one in actions if isinstance(one, SetAttempt)]
+        others: list[Action] = [o for o in actions if isinstance(o, SetAttempt | PatchClaim)]
         others += [one for one in children if not one.kind.before_pods]
         first = self._in_flight if continues else FIRST_PODS
         outcomes = await asyncio.gather(
@@ -162,6 +169,8 @@ class ActionRunner:
                     )
                 case DeleteChild():
                     await cluster.delete_child(action.kind, namespace, action.name, action.uid)
+                case PatchClaim():
+                    await self._patch_claim(namespace, state, action)
                 case EndPod():
                     await cluster.end_pod(namespace, action.name, action.uid)
                 case SetAttempt():
@@ -169,6 +178,21 @@ class ActionRunner:
                     await self._annotate(namespace, action)
                 case DeleteJob():
                     await cluster.delete_job(job.key, action.uid)
+
+    async def _patch_claim(self, namespace: str, state: JobState, action: PatchClaim) -> None:
+        """Change a claim. Store a refusal, which no repetition of the request would change."""
+        state.refused_claim = None
+        try:
+            with self._cache.pending_request() as request:
+                claim = await self._cluster.patch_claim(
+                    namespace, action.name, action.uid, action.patch
+                )
+                if claim is not None:
+                    request.put_child(CLAIM, claim)
+        except ClusterError as error:
+            if error.status not in _REFUSED:
+                raise
+            state.refused_claim = RefusedPatch(action.patch, str(error))
 
     async def _create(self, raw: Manifest, state: JobState, manifest: Manifest) -> None:
         writers: list[str] = []

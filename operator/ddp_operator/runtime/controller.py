@@ -42,6 +42,7 @@ from ddp_operator.reconcile.world import World
 from ddp_operator.runtime.actions import ActionRunner
 from ddp_operator.runtime.agent_statuses import AgentStatuses
 from ddp_operator.runtime.cache import Cache
+from ddp_operator.runtime.claim_events import ClaimEvents
 from ddp_operator.runtime.decider import Decider
 from ddp_operator.runtime.fair_budget import FairBudget
 from ddp_operator.runtime.job_state import JobState
@@ -166,6 +167,7 @@ class Controller:
         members = job.model_copy(update={"status": plan.status}).members
         self._agents.follow(key, followed, members[0])
         await state.warnings.look(world, followed)
+        await state.claim_events.look(world, active=active)
         failure = plan.status.last_failure
         add_log_fields(
             attempt=plan.status.attempt or None, cause=failure.reason if failure else None
@@ -207,6 +209,7 @@ class Controller:
                 repairs=Repairs(self._clock),
                 sightings=Sightings(self._monotonic),
                 warnings=PodWarnings(self._cluster.newest_warning),
+                claim_events=ClaimEvents(self._cluster.newest_event),
             )
         return state
 

@@ -106,6 +106,8 @@ class Decider:
             deleting_for=state.sightings.deleting_for(views),
             last_nodes=state.sightings.last_nodes(views) if job.spec.may_leave_nodes_out else {},
             creation_waits=state.sightings.creation_waits(job.status.attempt),
+            refused_claim=state.refused_claim,
+            claim_event=state.claim_events.text,
             blocked=state.blocked,
         )
 
@@ -125,4 +127,4 @@ class Decider:
         return replace(plan, actions=tuple(one for one in plan.actions if one not in held))
 
     def _children(self, kind: str, job: DDPJob) -> list[Manifest]:
-        return [c for c in self._cache.children(kind, job.key) if belongs(c, job)]
+        return [c for c in self._cache.children(kind, job.key) if belongs(c, job, kind)]

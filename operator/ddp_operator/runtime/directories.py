@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ddp_operator.builders.env import unique_path
+from ddp_operator.builders.names import made_claim_name
 from ddp_operator.cluster.base import Key, Manifest
 from ddp_operator.reconcile.checkpoint_owner import Claimant, first_in_line
 from ddp_operator.reconcile.invalid_spec import INVALID
@@ -111,7 +112,8 @@ def _read_claim(job: Manifest) -> _DirectoryClaim | None:
     if not checkpoint or summary.get("status") in {"True", "False"}:
         return None
     name, uid = metadata["name"], metadata["uid"]
-    path = f"{checkpoint['claimName']}/{checkpoint.get('path') or unique_path(name, uid)}"
+    claim = checkpoint["claimName"] if "claimTemplate" not in checkpoint else made_claim_name(name)
+    path = f"{claim}/{checkpoint.get('path') or unique_path(name, uid)}"
     started = (status.get("pods") or {}).get("checkpointDirectory") == path
     invalid = summary.get("reason") == INVALID
     if summary.get("observedGeneration") != metadata.get("generation"):

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from ddp_operator.reconcile.world import RefusedPatch
+from ddp_operator.runtime.claim_events import ClaimEvents
 from ddp_operator.runtime.fair_budget import FairShare
 from ddp_operator.runtime.pod_views import PodViews
 from ddp_operator.runtime.pod_warnings import PodWarnings
@@ -22,6 +24,7 @@ class JobState:
     repairs: Repairs
     sightings: Sightings
     warnings: PodWarnings
+    claim_events: ClaimEvents
     views: PodViews = field(default_factory=PodViews)
     decision_seconds: float = 0.0
     """CPU seconds of the last decision about the job."""
@@ -31,6 +34,8 @@ class JobState:
     """Attempt whose remaining pods will be created in the job's next turn, or None."""
     blocked: str | None = None
     """Error of the newest failed action, or None."""
+    refused_claim: RefusedPatch | None = None
+    """Newest refused change of the claim that the operator created, or None."""
     warned: str = ""
     """Last message that was published about an unreadable status."""
     delayed: int | None = None

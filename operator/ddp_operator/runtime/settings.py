@@ -59,6 +59,9 @@ class Settings(BaseModel):
     pod_template_annotations: tuple[str, ...] = ANNOTATIONS
     """Annotations that a job may set on its pods with the policy scheduling, separated by commas. A
     name that ends with * allows all annotations with this prefix."""
+    checkpoint_claims: bool = False
+    """Whether jobs may have claims that the operator creates from spec.checkpoint.claimTemplate,
+    which needs rights to PersistentVolumeClaims."""
     gang_types: tuple[GangType, ...] = ()
     """Gang schedulers that jobs may use, separated by commas: Native, Coscheduling, Volcano."""
     gang_default: GangType = GangType.NONE

@@ -5,6 +5,7 @@ The API server and kube-controller-manager are real. The source of the metric is
 """
 
 import re
+from functools import partial
 from typing import Any
 
 import pytest
@@ -76,7 +77,7 @@ async def test_autoscaler_with_an_external_metric_raises_and_lowers_the_nodes(
             for nodes in (4, 3, 2):
                 server.value = nodes
                 wanted = f"the job has {nodes} nodes"
-                await eventually(lambda nodes=nodes: is_at(nodes), wanted, 60)
+                await eventually(partial(is_at, nodes), wanted, 60)
             assert server.readers == {CONTROLLER}
             server.value = 9
             await eventually(lambda: is_at(4), "maxReplicas limits the nodes", 60)

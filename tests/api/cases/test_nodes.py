@@ -112,9 +112,9 @@ async def test_pod_on_a_second_gpu_product_is_replaced_before_the_ranks_start(
     [term] = affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
     expected = {"key": PRODUCT, "operator": "In", "values": ["NVIDIA-L4"]}
     assert term["matchExpressions"] == [expected]
-    status = await job.status()
-    assert (status["attempt"], status["pods"]["gpuProduct"]) == (1, "NVIDIA-L4")
-    assert status.get("infrastructureRestarts", 0) == 0
+    found = await job.status()
+    assert (found["attempt"], found["pods"]["gpuProduct"]) == (1, "NVIDIA-L4")
+    assert found.get("infrastructureRestarts", 0) == 0
     events = await api.list("events", job.namespace)
     [mixed] = [e["message"] for e in events if e["reason"] == "MixedGpuProducts"]
     both = "digits-0 on machine-0 has NVIDIA-L4 and digits-1 on machine-1 has NVIDIA-T4"

@@ -9,7 +9,13 @@ import pytest
 
 from ddp_operator.api.crd import PRINTER_COLUMNS, build_crd, to_yaml
 from ddp_operator.api.reference import build_reference
-from ddp_operator.api.rules import MANAGED_BY_RULE_CEL, MANAGED_BY_RULE_MESSAGE, SPEC_RULES
+from ddp_operator.api.rules import (
+    CLAIM_RULE_CEL,
+    CLAIM_RULE_MESSAGE,
+    MANAGED_BY_RULE_CEL,
+    MANAGED_BY_RULE_MESSAGE,
+    SPEC_RULES,
+)
 from ddp_operator.api.spec import DDPJobSpec
 from ddp_operator.api.status import ConditionType
 from tests.operator.schema_tools import part, root_schema, version, walk
@@ -137,6 +143,7 @@ def test_crd_contains_every_rule_with_its_message() -> None:
     assert [(r["rule"], r["message"]) for r in validations] == [
         *((r.cel, r.message) for r in SPEC_RULES),
         (MANAGED_BY_RULE_CEL, MANAGED_BY_RULE_MESSAGE),
+        (CLAIM_RULE_CEL, CLAIM_RULE_MESSAGE),
     ]
     assert "metadata.name" in root_schema()["x-kubernetes-validations"][0]["rule"]
 

@@ -16,7 +16,7 @@ ERRORS: list[tuple[dict[str, Any], str]] = [
     ({"nods": 2}, "spec.nods: unknown field"),
     ({"nodes": 0}, "spec.nodes: input should be greater than or equal to 1, got 0"),
     ({"nodes": "many"}, "spec.nodes: input should be a valid integer"),
-    ({"checkpoint": {}}, "spec.checkpoint.claimName: field required"),
+    ({"checkpoint": {}}, "spec.checkpoint: one of claimName and claimTemplate must be set"),
     ({"env": [{"name": "A"}, {"name": "?"}]}, "spec.env.1.name: string should match pattern"),
     ({"cleanPodPolicy": "Some"}, "spec.cleanPodPolicy: input should be 'None' or 'All'"),
     ({"command": []}, "spec.command: list should have at least 1 item after validation"),

@@ -18,6 +18,7 @@ from tests.operator.support import job_manifest, new_job
 
 TASK = "my_package.flowers:build"
 
+ONE_NODE = {"size": "1Gi", "accessModes": ["ReadWriteOnce"]}
 GPU_PRODUCT_FORM = (
     "spec.gpuProduct: must be the value of a label, with - for each space, for example"
     " NVIDIA-H100-80GB-HBM3"
@@ -72,6 +73,15 @@ BROKEN: dict[str, dict[str, Any]] = {
         }
         for field in RESERVED_POD_FIELDS
     },
+    "spec.checkpoint: one of claimName and claimTemplate must be set": {
+        "task": TASK,
+        "checkpoint": {"claimName": "shared", "claimTemplate": {"size": "1Gi"}},
+    },
+    (
+        "spec.checkpoint.claimTemplate.accessModes: must contain ReadWriteMany, because all pods of"
+        " the job mount the claim; one pod, or topology.key kubernetes.io/hostname, needs only"
+        " ReadWriteOnce"
+    ): {"task": TASK, "nodes": 2, "checkpoint": {"claimTemplate": ONE_NODE}},
     "spec.topology.key: must be the key of a label, for example topology.kubernetes.io/zone": {
         "task": TASK,
         "topology": {"key": "my rack"},
@@ -147,6 +157,13 @@ def test_table_has_one_broken_spec_for_every_rule() -> None:
         {"task": TASK, "restartWindowSeconds": 60, "maxRestarts": 30},
         {"task": TASK, "restartWindowSeconds": 60},
         {"task": TASK, "maxRestarts": 31},
+        {"task": TASK, "checkpoint": {"claimTemplate": ONE_NODE}},
+        {
+            "task": TASK,
+            "spares": 1,
+            "checkpoint": {"claimTemplate": ONE_NODE},
+            "topology": {"key": "kubernetes.io/hostname", "mode": "Required"},
+        },
         {"task": TASK, "topology": {"key": "kubernetes.io/hostname", "mode": "Required"}},
         {"task": TASK, "exclusiveNodes": True, "topology": {"key": "rack", "mode": "Required"}},
         {"task": TASK, "gpusPerNode": 1, "gpuProduct": "NVIDIA-L4"},
@@ -160,6 +177,8 @@ def test_table_has_one_broken_spec_for_every_rule() -> None:
         "window with 30 restarts",
         "window with the default restarts",
         "31 restarts without a window",
+        "claim of one pod",
+        "claim of pods on one Kubernetes node",
         "all pods on one Kubernetes node",
         "exclusive nodes of one rack",
         "GPU product of a job with GPUs",

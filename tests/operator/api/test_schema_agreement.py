@@ -34,6 +34,12 @@ ACCEPTED: dict[str, dict[str, Any]] = {
         "volumeMounts": [{"name": "data", "mountPath": "/data", "readOnly": True}],
     },
     "a checkpoint": {**TASK, "checkpoint": {"claimName": "c", "path": "runs/a-1", "keep": 1}},
+    "a claim template": {
+        **TASK,
+        "checkpoint": {
+            "claimTemplate": {"size": 1, "storageClassName": "", "whenDeleted": "Delete"}
+        },
+    },
     "a checkpoint by steps": {**TASK, "checkpoint": {"claimName": "c", "everySteps": 100}},
     "a network": {**TASK, "network": {"interface": "eth0", "ncclDebug": "Info"}},
     "RDMA devices": {**TASK, "network": {"rdma": {"resource": "rdma/hca", "count": 8}}},
@@ -114,7 +120,15 @@ REJECTED: dict[str, dict[str, Any]] = {
     },
     "a volume with a wrong name": {**TASK, "volumes": [{"name": "Data", "emptyDir": {}}]},
     "a volume of an unknown kind": {**TASK, "volumes": [{"name": "d", "hostPath": {}}]},
-    "a checkpoint without a claim": {**TASK, "checkpoint": {"everySteps": 1}},
+    "a claim template without a size": {**TASK, "checkpoint": {"claimTemplate": {}}},
+    "a claim that nobody can write": {
+        **TASK,
+        "checkpoint": {"claimTemplate": {"size": "1Gi", "accessModes": ["ReadOnlyMany"]}},
+    },
+    "a claim without access modes": {
+        **TASK,
+        "checkpoint": {"claimTemplate": {"size": "1Gi", "accessModes": []}},
+    },
     "a checkpoint path with leading dots": {
         **TASK,
         "checkpoint": {"claimName": "c", "path": "../x"},

@@ -79,7 +79,7 @@ def test_pods_outside_the_gang_give_it_their_room() -> None:
     """Otherwise the gang could wait for ever for the room that the job's own pods have."""
     assert names_of(lost_gang(others=1, seconds=29, **ELASTIC), DeletePod) == []
     assert names_of(lost_gang(others=1, seconds=30, **ELASTIC), DeletePod) == ["digits-2"]
-    spared = {"nodes": 2, "spares": 1}
+    spared: dict[str, Any] = {"nodes": 2, "spares": 1}
     assert names_of(lost_gang(others=1, seconds=30, **spared), DeletePod) == ["digits-2"]
 
 

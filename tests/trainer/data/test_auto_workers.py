@@ -100,7 +100,7 @@ def test_rank_with_a_gpu_measures_its_first_batch(
     config = resolve({"data": {"pin_memory": False}, "global_batch": 2, "max_steps": 1})
     device = torch.device("cuda")
     task = ProbeTask(ProbeConfig(), RunEnv(0, 1, 0, 1, device, 0))
-    built = BuiltTask(task, config, {}, [], Fingerprints("", ""), [])
+    built = BuiltTask(task, config, {}, [], Fingerprints("", ""), [], [])
     group = Group(device, config.batch_split(1), Route(None))
     data = run_data.prepare_data(built, None, Ranks(), group)
     assert data.loaders.budget == CpuBudget(threads=8 - workers, workers=workers)

@@ -156,14 +156,14 @@ def test_wrong_directory_is_one_sentence(
 ) -> None:
     (tmp_path / "file").write_text("")
     (tmp_path / "folder").mkdir()
-    arguments = {
+    cases: dict[str, list[Path | str]] = {
         "missing": [tmp_path / "none"],
         "file": [tmp_path / "file"],
         "other folder": [tmp_path / "folder"],
         "nothing named": [],
         "rest": [tmp_path, "--fast"],
-    }[what]
-    assert main(["inspect", *map(str, arguments)]) == 2
+    }
+    assert main(["inspect", *map(str, cases[what])]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("inspect: ")
 

@@ -51,13 +51,13 @@ def _sum(containers: Iterable[Mapping[str, Any]]) -> Amounts:
         resources = _object(container.get("resources"))
         requests = {**_object(resources.get("limits")), **_object(resources.get("requests"))}
         for name, value in requests.items():
-            amount = _amount(value)
-            if amount is not None:
-                out[name] = out.get(name, Decimal(0)) + amount
+            found = amount(value)
+            if found is not None:
+                out[name] = out.get(name, Decimal(0)) + found
     return out
 
 
-def _amount(value: Any) -> Decimal | None:
+def amount(value: Any) -> Decimal | None:
     """Return the number that a quantity stands for, or None if the text is no quantity."""
     text = str(value)
     suffix = next((s for s in sorted(_FACTORS, key=len, reverse=True) if text.endswith(s)), "")

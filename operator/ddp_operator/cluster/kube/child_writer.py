@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import Protocol
 
-from ddp_operator.builders.kinds import row_name
+from ddp_operator.builders.kinds import KINDS, row_name
 from ddp_operator.cluster.base import (
     ClusterError,
     ConflictError,
@@ -18,6 +18,8 @@ from ddp_operator.cluster.kube.documents import COMPONENT, lost_fields
 from ddp_operator.cluster.kube.paths import object_path
 from ddp_operator.cluster.kube.used_fields import keep_used_fields
 from ddp_operator.limits import CREATE_CONFLICTS, CREATE_TRIES
+from ddp_operator.reconcile.claims import NOT_THE_JOBS
+from ddp_wire import contract
 
 ALREADY_EXISTS = "AlreadyExists"
 _STRICT = {"fieldValidation": "Strict"}
@@ -83,9 +85,16 @@ async def _adopt(call: Call, manifest: Manifest, on_restored: Callable[[str], No
         raise ConflictError(
             f"{name} was deleted before it could be read", status=error.status
         ) from error
-    if metadata["ownerReferences"][0]["uid"] not in owner_uids(existing):
+    is_leaving = bool(existing["metadata"].get("deletionTimestamp"))
+    if KINDS[kind].outlives_job:
+        found = existing["metadata"].get("labels") or {}
+        uid = metadata["labels"][contract.LABEL_JOB_UID]
+        if found.get(contract.LABEL_JOB_UID) != uid and not is_leaving:
+            hint = f"delete it, or {NOT_THE_JOBS}"
+            raise NameTakenError(f"{name} exists already and is not this job's: {hint}")
+    elif metadata["ownerReferences"][0]["uid"] not in owner_uids(existing):
         raise NameTakenError(f"{name} exists already and is not this job's")
-    if existing["metadata"].get("deletionTimestamp"):
+    if is_leaving:
         raise ConflictError(f"{name} exists and is being deleted", status=HTTPStatus.CONFLICT)
     lost = lost_fields(existing, manifest)
     if not lost:

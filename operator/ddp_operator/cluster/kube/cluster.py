@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from http import HTTPStatus
-from typing import Self
+from typing import Any, Self
 
 from ddp_operator.api.base import KIND
 from ddp_operator.builders.kinds import kinds_of_kubernetes
@@ -22,7 +22,12 @@ from ddp_operator.cluster.base import (
 from ddp_operator.cluster.kube.child_writer import create_child
 from ddp_operator.cluster.kube.connection import ApiConnection
 from ddp_operator.cluster.kube.discovery import served_versions
-from ddp_operator.cluster.kube.documents import event_document, newest_warning, status_document
+from ddp_operator.cluster.kube.documents import (
+    event_document,
+    newest_event,
+    newest_warning,
+    status_document,
+)
 from ddp_operator.cluster.kube.lists import decode_nothing
 from ddp_operator.cluster.kube.object_lists import list_at_once, list_pages, take_snapshot
 from ddp_operator.cluster.kube.paths import object_path
@@ -128,22 +133,29 @@ class KubeCluster:
     ) -> Manifest | None:
         """Implement `Cluster.annotate_pod`."""
         body = {"metadata": {"uid": uid, "annotations": dict(annotations)}}
-        return await self._patch_pod(namespace, name, body)
+        return await self._patch("Pod", namespace, name, body)
+
+    async def patch_claim(
+        self, namespace: str, name: str, uid: str, patch: Mapping[str, Any]
+    ) -> Manifest | None:
+        """Implement `Cluster.patch_claim`."""
+        body = {**patch, "metadata": {**patch.get("metadata", {}), "uid": uid}}
+        return await self._patch("PersistentVolumeClaim", namespace, name, body)
 
     async def end_pod(self, namespace: str, name: str, uid: str) -> None:
         """Implement `Cluster.end_pod` by a deadline, at which the kubelet ends the pod."""
         body = {"metadata": {"uid": uid}, "spec": {"activeDeadlineSeconds": 1}}
-        await self._patch_pod(namespace, name, body)
+        await self._patch("Pod", namespace, name, body)
 
-    async def _patch_pod(self, namespace: str, name: str, body: Manifest) -> Manifest | None:
-        path = object_path("Pod", namespace, name)
+    async def _patch(self, kind: str, namespace: str, name: str, body: Manifest) -> Manifest | None:
+        path = object_path(kind, namespace, name)
         try:
-            pod = await self._connection.call("PATCH", path, body=body)
+            patched = await self._connection.call("PATCH", path, body=body)
         except ClusterError as error:
             if not await self._connection.is_gone(path, body["metadata"]["uid"], error):
                 raise
             return None
-        return keep_used_fields("Pod", pod)
+        return keep_used_fields(kind, patched)
 
     async def delete_job(self, key: Key, uid: str) -> None:
         """Implement `Cluster.delete_job`."""
@@ -173,9 +185,17 @@ class KubeCluster:
 
     async def newest_warning(self, namespace: str, uid: str) -> str | None:
         """Implement `Cluster.newest_warning`."""
+        return newest_warning(await self._events(namespace, uid))
+
+    async def newest_event(self, namespace: str, uid: str) -> str | None:
+        """Implement `Cluster.newest_event`."""
+        return newest_event(await self._events(namespace, uid))
+
+    async def _events(self, namespace: str, uid: str) -> list[Manifest]:
         query = {"fieldSelector": f"involvedObject.uid={uid}", "limit": str(PAGE)}
         found = await self._connection.call("GET", object_path("Event", namespace), query=query)
-        return newest_warning(found["items"])
+        items: list[Manifest] = found["items"]
+        return items
 
     async def watch_agent_status(self, pod: PodView, revision: int, seconds: float) -> AgentAnswer:
         """Implement `Cluster.watch_agent_status`."""

@@ -60,10 +60,23 @@ def newest_warning(events: Iterable[Manifest]) -> str | None:
 
     A normal Event after a warning means that the problem is over.
     """
-    newest = max(events, key=lambda e: (_time_of(e), e.get("type") == "Warning"), default={})
-    if newest.get("type") != "Warning":
-        return None
-    text = f"{newest.get('reason') or 'Warning'}: {newest.get('message') or ''}"
+    newest = _newest(events)
+    return _sentence(newest) if newest.get("type") == "Warning" else None
+
+
+def newest_event(events: Iterable[Manifest]) -> str | None:
+    """Return reason and message of the newest Event, or None without an Event."""
+    newest = _newest(events)
+    return _sentence(newest) if newest else None
+
+
+def _newest(events: Iterable[Manifest]) -> Manifest:
+    """Return the newest Event. Of two at the same time, return the warning."""
+    return max(events, key=lambda e: (_time_of(e), e.get("type") == "Warning"), default={})
+
+
+def _sentence(event: Manifest) -> str:
+    text = f"{event.get('reason') or event.get('type')}: {event.get('message') or ''}"
     return " ".join(text.split())[:_EVENT_CHARACTERS]
 
 

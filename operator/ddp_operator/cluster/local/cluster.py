@@ -32,6 +32,7 @@ from ddp_operator.cluster.local.volumes import (
     with_local_paths,
     write_volumes,
 )
+from ddp_operator.reconcile.claims import CLAIM
 from ddp_operator.reconcile.plan import Event
 from ddp_operator.reconcile.pod_view import PodView
 from ddp_wire import contract
@@ -149,6 +150,8 @@ class LocalCluster:
         created = {**manifest, "metadata": {**metadata, "uid": str(uuid.uuid4())}}
         self._set_version(created)
         kind = manifest["kind"]
+        if kind == CLAIM:
+            created["status"] = {"phase": "Bound"}  # The claim is a folder.
         if kind != "Pod":
             known = self._others.setdefault((kind, key), created)
             self._on_child(kind, known, False)
@@ -184,6 +187,16 @@ class LocalCluster:
 
     async def delete_child(self, kind: str, namespace: str, name: str, uid: str) -> None:
         """Implement `Cluster.delete_child`. A local job has no child that its operator deletes."""
+
+    async def patch_claim(
+        self,
+        namespace: str,
+        name: str,
+        uid: str,  # noqa: ARG002
+        patch: Mapping[str, Any],  # noqa: ARG002
+    ) -> Manifest | None:
+        """Implement `Cluster.patch_claim`. The folder of a local claim has no size and no owner."""
+        return self._others.get((CLAIM, (namespace, name)))
 
     async def annotate_pod(
         self, namespace: str, name: str, uid: str, annotations: Mapping[str, str]
@@ -224,6 +237,10 @@ class LocalCluster:
 
     async def newest_warning(self, namespace: str, uid: str) -> str | None:  # noqa: ARG002
         """Implement `Cluster.newest_warning`. Local pods have no Events."""
+        return None
+
+    async def newest_event(self, namespace: str, uid: str) -> str | None:  # noqa: ARG002
+        """Implement `Cluster.newest_event`. Local claims have no Events."""
         return None
 
     async def watch_agent_status(self, pod: PodView, revision: int, seconds: float) -> AgentAnswer:
