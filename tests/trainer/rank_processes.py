@@ -131,3 +131,14 @@ def _rank(function: str, argument: Any, environ: dict[str, str], stem: str) -> N
 
 def run_command(arguments: list[str]) -> int:
     return main(arguments)
+
+
+def run_node(arguments: list[str]) -> int:
+    """Train as the first rank of a node of its own, with its own folder of records.
+
+    Args:
+        arguments: JSON list of the folders by rank, then the arguments of `train`.
+    """
+    os.environ["DDP_RECORDS_DIR"] = json.loads(arguments[0])[int(os.environ["RANK"])]
+    os.environ |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    return main(["train", *arguments[1:]])

@@ -1,6 +1,7 @@
 """Tests of survivors: ranks that must end keep the state of the run in memory."""
 
 import json
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -242,3 +243,23 @@ def test_record_without_room_is_one_sentence(
     lines = [line for line in capsys.readouterr().err.splitlines() if "kept in memory" in line]
     assert len(lines) == 1
     assert lines[0].startswith("rank 0: the state after update 2 was not kept in memory: it needs")
+
+
+def test_records_that_differ_are_not_used(launcher: Launcher, folders: Folders) -> None:
+    """Two folders stand for two nodes, of which one has changed a record."""
+    arguments = ["--task=sample_tasks:build", f"--config={json.dumps(BASE)}"]
+    die = ["--task.die_rank=1", "--task.die_after=4"]
+    launcher.train(*arguments, *die, world=2, **folders.variables(1)).wait()
+    (record,) = folders.records.glob("step-*")
+    other = folders.records.with_name("other")
+    shutil.copytree(folders.records, other)
+    changed = other / record.name / records.DIGEST
+    changed.write_text(str(int(changed.read_text()) + 1))
+    nodes = json.dumps([str(folders.records), str(other)])
+    last = launcher.call(
+        "rank_processes:run_node", [nodes, *arguments], world=2, **folders.variables(2)
+    )
+    assert last.wait() == [0, 0], last.err(0)
+    assert resumed(last) == []
+    (warning,) = last.events("warning")
+    assert warning["message"].startswith("the nodes of ranks 0, 1 kept different states after")

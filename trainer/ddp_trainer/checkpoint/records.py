@@ -43,6 +43,8 @@ MOST_STARTS = 2
 """Maximum number of attempts that start from one record."""
 RESERVE_BYTES = 64 << 20
 """Memory that a record must leave free, in bytes."""
+DIGEST = "digest"
+"""File in a record with the hash of the state that is equal on all ranks."""
 _POLL_SECONDS = 0.01
 _NAMELESS_SECONDS = 1.0
 """Age in seconds from which a pending record without an owner is abandoned."""
@@ -69,6 +71,8 @@ class Record:
 
     path: Path
     age: Age
+    digest: int
+    """Hash of the state that is equal on all ranks, or 0 if the run does not compare its ranks."""
 
 
 def newest(folder: Path) -> Record | None:
@@ -83,7 +87,7 @@ def newest(folder: Path) -> Record | None:
         if state is None:
             remove(path)
         else:
-            found.append(Record(path, Age.of(state)))
+            found.append(Record(path, Age.of(state), _number_in(path / DIGEST)))
     found.sort(key=lambda record: record.age)
     for older in found[:-1]:
         remove(older.path)
@@ -105,8 +109,13 @@ def count_start(record: Record) -> None:
 
 
 def _starts(path: Path) -> int:
+    return _number_in(_starts_file(path))
+
+
+def _number_in(file: Path) -> int:
+    """Return the number in a file, or 0 without such a file."""
     try:
-        return int(_starts_file(path).read_text())
+        return int(file.read_text())
     except (OSError, ValueError):
         return 0
 
@@ -132,7 +141,7 @@ class NoRoomError(Exception):
     """Error for a record that does not fit into the memory of the node. Its text says why."""
 
 
-def write(folder: Path, name: CheckpointName, checkpoint: Checkpoint) -> bool:
+def write(folder: Path, name: CheckpointName, checkpoint: Checkpoint, *, digest: int = 0) -> bool:
     """Write a record, unless another rank of this node has written it or writes it now.
 
     In the second case wait for the other rank, and take its place if it ends before.
@@ -141,6 +150,7 @@ def write(folder: Path, name: CheckpointName, checkpoint: Checkpoint) -> bool:
         folder: Folder of the node's records. It must exist.
         name: Step and attempt.
         checkpoint: The whole state.
+        digest: Hash of the state that is equal on all ranks.
 
     Returns:
         Whether this call has written the record.
@@ -163,6 +173,7 @@ def write(folder: Path, name: CheckpointName, checkpoint: Checkpoint) -> bool:
             _owner_file(pending).write_text(str(os.getpid()))
             _check_room(folder, checkpoint.snapshot.nbytes())
             write_checkpoint(pending, name, checkpoint)
+            (pending / DIGEST).write_text(str(digest))
             pending.rename(folder / str(name))
         except BaseException:
             _discard(pending)

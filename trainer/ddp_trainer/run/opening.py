@@ -48,7 +48,7 @@ from ddp_trainer.run.parts import BuiltTask, Group, Resume
 from ddp_trainer.run.rehearsal import rehearse_if_needed
 from ddp_trainer.run.replicas import why_off
 from ddp_trainer.run.reporter_setup import make_reporter
-from ddp_trainer.run.restart import newest_record
+from ddp_trainer.run.restart import choose_restart
 from ddp_trainer.run.run import ReplicaState, Run
 from ddp_trainer.run.source import Fingerprints, source_fingerprint
 from ddp_trainer.run.state import restore, task_state
@@ -173,10 +173,10 @@ def _open_checkpoints(
         )
         saved = checkpoints.receive(device) if opened["resume"] else None
     folder = request.records if config.checkpoint.memory else None
-    record = newest_record(folder, ranks, device, saved)
-    if record is not None:
-        return Resume(checkpoints, opened, record.saved, record.origin())
-    return Resume(checkpoints, opened, saved)
+    restart = choose_restart(folder, ranks, device, saved)
+    if restart.warning is not None:
+        opened["skipped"].append(restart.warning)
+    return Resume(checkpoints, opened, restart.saved, restart.record)
 
 
 def _volume_timeout(config: RunConfig) -> AbstractContextManager[None]:

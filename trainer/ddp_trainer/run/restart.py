@@ -19,24 +19,24 @@ from ddp_trainer.ranks.environment import Ranks
 
 
 @dataclass(frozen=True, slots=True)
-class FoundRecord:
-    """The record from which an attempt starts."""
+class Restart:
+    """The state from which an attempt starts."""
 
-    saved: Checkpoint
-    rank: int
-    """The rank that reads it."""
+    saved: Checkpoint | None
+    """The record or the checkpoint. None if the run starts at the beginning."""
+    record: str | None = None
+    """Origin of the record. None if the attempt starts from the newest checkpoint."""
+    warning: str | None = None
+    """Sentence about records that are not used, because they differ."""
 
-    def origin(self) -> str:
-        """Return the origin of the state, for a sentence about the start."""
-        return f"from the state that the node of rank {self.rank} kept in memory"
 
-
-def newest_record(
+def choose_restart(
     folder: Path | None, ranks: Ranks, device: torch.device, saved: Checkpoint | None
-) -> FoundRecord | None:
-    """Return the newest record of all nodes, or None if no record is newer than the checkpoint.
+) -> Restart:
+    """Return the newest record of all nodes, or the checkpoint if no record is newer.
 
-    Every rank must call this.
+    Records of the same update are equal, unless the memory or the processor of a node has changed
+    one. Then none of them is used. Every rank must call this.
 
     Args:
         folder: Folder of this node's records. None if the node has none.
@@ -50,8 +50,18 @@ def newest_record(
     ages = [Age(*each) for each in found]
     newest = max(ages)
     if newest <= Age.of(saved.state if saved else None):
-        return None
+        return Restart(saved)
     if own is not None and own.age == newest:
         records.count_start(own)
-    src = ages.index(newest)
-    return FoundRecord(receive(own.path if own else None, device, src=src), src)
+    digests = by_rank(own.digest if own else 0, device)
+    holders = [rank for rank, each in enumerate(ages) if each == newest]
+    if len({digests[rank] for rank in holders}) > 1:
+        nodes = ", ".join(map(str, holders))
+        return Restart(
+            saved,
+            warning=f"the nodes of ranks {nodes} kept different states after update {newest.step}"
+            " in memory, so none is used: the memory or the processor of one of them has a fault",
+        )
+    src = holders[0]
+    origin = f"from the state that the node of rank {src} kept in memory"
+    return Restart(receive(own.path if own else None, device, src=src), origin)

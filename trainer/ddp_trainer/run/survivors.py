@@ -22,7 +22,9 @@ from ddp_trainer.checkpoint import records
 from ddp_trainer.checkpoint.format import CheckpointName
 from ddp_trainer.checkpoint.snapshot import Checkpoint
 from ddp_trainer.errors import ReportedError
+from ddp_trainer.numerics.bit_hash import bit_hash
 from ddp_trainer.run.keeping import Keeper
+from ddp_trainer.run.replicas import compared
 from ddp_trainer.run.run import Run
 from ddp_trainer.run.saving import state_of
 from ddp_wire.contract import ExitCode
@@ -78,7 +80,7 @@ class Survivor:
             try:
                 checkpoint = Checkpoint(state_of(run), keeper.snapshot(step))
                 name = CheckpointName(step, run.attempt)
-                if not records.write(folder, name, checkpoint):
+                if not records.write(folder, name, checkpoint, digest=self._digest()):
                     return
             except (OSError, ReportedError, records.NoRoomError) as error:
                 _say(run, f"the state after update {step} was not kept in memory: {error}")
@@ -88,6 +90,13 @@ class Survivor:
             _say(
                 run, f"kept the state after update {step} in memory ({size:,.1f} MiB, {took:.2f} s)"
             )
+
+    def _digest(self) -> int:
+        """Return the hash of the state that is equal on all ranks, or 0 if they do not compare."""
+        if not self._run.replicas.enabled:
+            return 0
+        learner = self._run.learner
+        return int(bit_hash(compared(learner).values(), learner.device).item())
 
 
 def holds_everything(run: Run) -> bool:
