@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from ddp_trainer.checkpoint import records
+from ddp_trainer.run import evaluating
 from ddp_trainer.run.rehearsal import COMMUTATIVE_RANKS
 from ddp_trainer.run.survivors import Survivor
 from ddp_trainer.train import loop
@@ -263,3 +264,22 @@ def test_records_that_differ_are_not_used(launcher: Launcher, folders: Folders) 
     assert resumed(last) == []
     (warning,) = last.events("warning")
     assert warning["message"].startswith("the nodes of ranks 0, 1 kept different states after")
+
+
+@pytest.mark.parametrize("averaged", [False, True])
+def test_state_is_kept_during_an_evaluation_unless_the_averaged_weights_are_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, averaged: bool
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("a peer was lost")
+
+    monkeypatch.setattr(evaluating, "evaluate", fail)
+    run = opened(global_batch=5, epochs=2, ema={"decay": 0.9, "evaluate": averaged})
+    run.records = tmp_path
+    with pytest.raises(RuntimeError, match="a peer was lost") as failed:
+        loop(run, survivor := Survivor(run))
+    survivor.write_after(failed.value)
+    assert [path.name for path in tmp_path.iterdir()] == ([] if averaged else [FIRST_EPOCH])
+
+
+FIRST_EPOCH = "step-00000010.attempt-0"

@@ -1,6 +1,7 @@
 """Evaluate a run, with its averaged weights if the config enables this."""
 
 import time
+from contextlib import nullcontext
 
 from ddp_trainer.data.evaluation import evaluate
 from ddp_trainer.run.run import Run
@@ -15,9 +16,11 @@ def evaluate_run(run: Run) -> None:
         return
     settle(run)
     start = time.monotonic()
-    averaged = learner.evaluated(averaged=run.config.ema.evaluate)
+    averaged = run.config.ema.evaluate
+    # The averaged weights take the place of the others meanwhile.
+    gate = nullcontext() if learner.ema and averaged else learner.gate
     learner.trace.enter(Activity.EVALUATION)
-    with run.report.apart("evaluation"), averaged:
+    with run.report.apart("evaluation"), gate, learner.evaluated(averaged=averaged):
         run.metrics = evaluate(
             run.task,
             learner.model,

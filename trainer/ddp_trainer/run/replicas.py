@@ -87,7 +87,8 @@ def check_replicas(run: Run) -> None:
         return
     learner.trace.enter(Activity.REPLICAS)
     named = compared(learner)
-    hashes = rows_of_ranks(bit_hash(named.values(), learner.device).view(1)).tolist()
+    with learner.gate:
+        hashes = rows_of_ranks(bit_hash(named.values(), learner.device).view(1)).tolist()
     if any(row != hashes[0] for row in hashes):
         found = _examine(named, learner.device)
         if found is not None:

@@ -125,7 +125,9 @@ def _weights_broken(run: Run, *, required: bool) -> bool:
     if run.learner.guard.protects:
         return False
     # With local SGD the update may be another rank's.
-    if not sum_over_ranks(run.learner.totals.read()[2].clone()).item():
+    with run.learner.gate:
+        broken = sum_over_ranks(run.learner.totals.read()[2].clone()).item()
+    if not broken:
         return False
     sentence = (
         f"checkpoint of step {run.position.step} was not saved, because an earlier update had"
