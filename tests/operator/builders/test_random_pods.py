@@ -9,6 +9,7 @@ from ddp_operator.api.job import DDPJob, InvalidJobError, parse_job
 from ddp_operator.api.pod_policy import PodTemplatePolicy, forbidden_field
 from ddp_operator.builders.loop_config import config_error
 from ddp_operator.builders.pod import build_pod, with_secrets
+from ddp_operator.reconcile.host_ports import why_no_host_network
 from tests.operator.schema_tools import part
 from tests.operator.support import DEFAULTS, job_manifest
 
@@ -135,7 +136,8 @@ def powers(pod: Mapping[str, Any]) -> Iterator[str]:
 def built(job: DDPJob) -> bool:
     """Build the pod of a job unless the default policy forbids it, and check its powers."""
     config_error(job)
-    if forbidden_field(job.spec, PodTemplatePolicy.SCHEDULING) is not None:
+    forbidden = forbidden_field(job.spec, PodTemplatePolicy.SCHEDULING)
+    if forbidden or why_no_host_network(job.spec, None):
         build_pod(job, 0, 1, DEFAULTS)  # The policy `full` builds it, and raises nothing, either.
         return False
     pod = with_secrets(build_pod(job, 0, 1, DEFAULTS), "a", "b")

@@ -43,6 +43,7 @@ def test_every_setting_is_read_from_its_variable() -> None:
         "worker_user": "assigned",
         "shared_memory": "16Gi",
         "host_ports": "20000-29999",
+        "checkpoint_claims": "True",
         "gpu_product_label": "cloud.google.com/gke-accelerator",
         "agent_clients": "()",
         "pod_template": "full",
