@@ -24,6 +24,7 @@ from tools.cel import FREE, keys, literal, quoted, same, same_value
 from tools.child_rules import network_policy_rule, service_rule
 from tools.claim_rules import claim_rules
 from tools.gang_rules import GANG_ANNOTATIONS, gang_fields
+from tools.host_network_rules import host_network_fields, host_port, worker_ports
 from tools.policy_samples import full_job, sample_job, validation_rule
 
 JSON = dict[str, Any]
@@ -33,13 +34,7 @@ _HEAD = """\
 # Rules of the ValidatingAdmissionPolicy on the operator's own writes: for pods by value of
 # podTemplate, and for the other objects. The chart fills in the names in __UNDERSCORES__.
 """
-_ON_HOST = "object.spec.?hostNetwork.orValue(false)"
-"""CEL expression that is true for a pod on the network of its Kubernetes node."""
-_RANGE = "[__HOST_PORTS__]"
-"""CEL list of the first and the last port of `workers.hostPorts`, or of two zeros."""
-_OF_KUBERNETES = {
-    "dnsPolicy": f"object.spec.dnsPolicy == ({_ON_HOST} ? 'ClusterFirstWithHostNet'"
-    " : 'ClusterFirst')",
+_OF_KUBERNETES = host_network_fields() | {
     "serviceAccountName": "object.spec.serviceAccountName == 'default'",
     "serviceAccount": "object.spec.serviceAccount == 'default'",
     "priority": "true",
@@ -122,7 +117,7 @@ def _pod_rules(policy: PodTemplatePolicy) -> list[JSON]:
             other_container_field,
         ),
         validation_rule(
-            f"{containers}.all(c, !has(c.ports) || c.ports.all(p, {_host_port()}))",
+            f"{containers}.all(c, !has(c.ports) || c.ports.all(p, {host_port('p')}))",
             f"may not create pods with ports of the Kubernetes node, {reason}",
         ),
         validation_rule(
@@ -157,7 +152,6 @@ def _pod_fields(policy: PodTemplatePolicy) -> dict[str, str]:
         "hostname": _of_owner("object.spec.hostname"),
         "schedulerName": "object.spec.schedulerName in [__GANG_SCHEDULERS__]",
         **gang_fields(),
-        "hostNetwork": f"(!object.spec.hostNetwork || {_RANGE}[0] > 0)",
         "securityContext": _pod_security_context(spec["securityContext"]),
         "subdomain": "object.spec.subdomain == variables.owner.name",
         "volumes": _volumes(spec["volumes"]),
@@ -189,15 +183,6 @@ def _container_fields(policy: PodTemplatePolicy) -> set[str]:
     return chosen | (set(CONTAINER_FIELDS) if policy is PodTemplatePolicy.SCHEDULING else set())
 
 
-def _host_port() -> str:
-    """Return the rule about the host port of a port `p`, which the API server sets if it is absent.
-
-    It must be a port that the installation reserves, so that no pod takes that of another program.
-    """
-    reserved = f"p.hostPort >= {_RANGE}[0] && p.hostPort <= {_RANGE}[1]"
-    return f"!has(p.hostPort) || ({_ON_HOST} && p.hostPort == p.containerPort && {reserved})"
-
-
 _PROBES = ("livenessProbe", "readinessProbe")
 
 
@@ -211,17 +196,11 @@ def _worker(built: JSON, policy: PodTemplatePolicy) -> str:
     if missing := set(built) - known:
         raise LookupError(f"no rule states these fields of the worker: {sorted(missing)}")
     fixed = [*_PROBES, "command"]
+    rules = [f"c.name == '{contract.WORKER_CONTAINER}'", "!has(c.args)"]
     if policy is PodTemplatePolicy.OFF:
         fixed.append("terminationMessagePolicy")
-    rules = [f"c.name == '{contract.WORKER_CONTAINER}'"]
-    rules.append("!has(c.args)")
+        rules.append(worker_ports("c.ports", built["ports"]))
     rules += [f"has(c.{field}) && {same(f'c.{field}', built[field])}" for field in fixed]
-    if policy is PodTemplatePolicy.OFF:
-        names = quoted(port["name"] for port in built["ports"])
-        rules.append(
-            f"has(c.ports) && ({_ON_HOST} ? c.ports.map(p, p.?name.orValue('')) == {names}"
-            f" : ({same('c.ports', built['ports'])}))"
-        )
     rule = f"object.spec.containers.exists(c, {' && '.join(rules)})"
     if policy is PodTemplatePolicy.OFF:
         root = "c.securityContext.?readOnlyRootFilesystem.orValue(false)"

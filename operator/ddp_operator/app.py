@@ -18,7 +18,6 @@ from prometheus_client import CollectorRegistry
 
 from ddp_operator.builders.defaults import Defaults
 from ddp_operator.builders.gangs.versions import Gangs
-from ddp_operator.builders.host_ports import PortRange
 from ddp_operator.builders.kinds import kinds_in_use
 from ddp_operator.cluster.base import Key, NotLeadingError, Request, namespace_of
 from ddp_operator.cluster.kube.cluster import KubeCluster
@@ -201,7 +200,7 @@ def _defaults_of(settings: Settings) -> Defaults:
         pod_template=settings.pod_template,
         annotations=settings.pod_template_annotations,
         gpu_product_label=settings.gpu_product_label,
-        host_ports=PortRange.parse(settings.host_ports) if settings.host_ports else None,
+        host_ports=settings.port_range,
         checkpoint_claims=settings.checkpoint_claims,
     )
 

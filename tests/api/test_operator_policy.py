@@ -11,7 +11,6 @@ import yaml
 from ddp_operator.api.job import parse_job
 from ddp_operator.api.pod_policy import ANNOTATIONS, allows_annotation
 from ddp_operator.builders.defaults import Defaults
-from ddp_operator.builders.host_ports import PortRange
 from ddp_operator.builders.network import build_network_policy
 from ddp_operator.builders.pod import build_pod, with_secrets
 from ddp_operator.builders.service import build_service
@@ -99,14 +98,13 @@ def defaults_of(cluster: Cluster, release: str, *values: str) -> Defaults:
     """Return the settings with which the operator of another release builds pods."""
     [deployment] = yaml.safe_load_all(template(cluster, release, "deployment", *values))
     [container] = deployment["spec"]["template"]["spec"]["containers"]
-    variables = {v["name"]: v.get("value", "x") for v in container["env"]}
-    settings = Settings.from_environment(variables)
+    settings = Settings.from_environment({v["name"]: v.get("value", "x") for v in container["env"]})
     return Defaults(
         image=settings.trainer_image,
         user=None if settings.worker_user == "assigned" else int(settings.worker_user),
         agent_clients=settings.agent_clients,
         annotations=settings.pod_template_annotations,
-        host_ports=PortRange.parse(settings.host_ports) if settings.host_ports else None,
+        host_ports=settings.port_range,
     )
 
 

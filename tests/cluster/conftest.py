@@ -24,7 +24,7 @@ def cluster() -> Iterator[Cluster]:
     try:
         install.load_images(running, built)
         # A relist would add requests, and tests count the requests of an idle operator.
-        values = {"operator.resyncSeconds": "86400", "workers.hostPorts": "20000-20999"}
+        values = {"operator.resyncSeconds": "86400", "workers.hostPorts": "28200-29199"}
         install.install_chart(running, values)
         yield running
     finally:

@@ -39,7 +39,7 @@ def test_two_jobs_train_on_the_network_of_the_same_nodes(cluster: Cluster, names
     eventually(lambda: all(job.reason == "Running" for job in jobs), "both jobs train", 90)
     statuses = [job.status for job in jobs]
     first = {status["pods"]["firstPort"] for status in statuses}
-    assert first == {20000, 20066}
+    assert first == {28200, 28266}
     addresses = {node.name: node.address for node in cluster.nodes}
     assert [placed(job) for job in jobs] == [addresses, addresses]
     for job in jobs:

@@ -54,4 +54,4 @@ class Network(ApiModel):
     rdma: Rdma | None = None
     """RDMA devices of each worker pod. The worker container then has the capability IPC_LOCK, which the Pod Security Standards allow only in privileged namespaces."""  # noqa: E501
     host_network: StrictBool = False
-    """True gives the pods the network of their Kubernetes nodes, with ports that the operator allocates to the job. The installation must allow it with workers.hostPorts of the chart. NetworkPolicies do not apply to such pods, and the Pod Security Standards allow them only in privileged namespaces."""  # noqa: E501
+    """Run the pods on the network of their Kubernetes nodes, with ports that the operator allocates to the job. The installation must allow it with workers.hostPorts of the chart. NetworkPolicies do not apply to such pods, and the Pod Security Standards allow them only in privileged namespaces."""  # noqa: E501

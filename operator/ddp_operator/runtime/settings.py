@@ -153,6 +153,11 @@ class Settings(BaseModel):
             raise ValueError(f"must be less than {PREFIX}{longer.upper()}")
         return value
 
+    @property
+    def port_range(self) -> PortRange | None:
+        """Return the ports of `host_ports`, or None without ports."""
+        return PortRange.parse(self.host_ports) if self.host_ports else None
+
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> "Settings":
         """Read the settings from environment variables.

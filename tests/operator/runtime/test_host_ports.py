@@ -25,11 +25,19 @@ def host_job(name: str, **spec: Any) -> Manifest:
     return job
 
 
+class SlowCluster(FakeCluster):
+    """Cluster in which other workers decide while a status is being written."""
+
+    async def write_status(self, job: Manifest, status: Manifest) -> Manifest:
+        await asyncio.sleep(0.001)
+        return await super().write_status(job, status)
+
+
 class Fleet:
     """Cluster with several jobs and one controller."""
 
     def __init__(self, *names: str, ports: PortRange | None = TWO_BLOCKS) -> None:
-        self.cluster = FakeCluster()
+        self.cluster = SlowCluster()
         for name in names:
             self.cluster.apply(host_job(name))
         self.restart(ports)

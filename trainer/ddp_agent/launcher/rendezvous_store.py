@@ -67,11 +67,12 @@ def _fork_store(host: str, port: int) -> int:
 def _store(host: str, port: int, bind: str) -> TCPStore:
     """Create the store. It listens on the same addresses as the agent, by default on all.
 
-    `ddpjob run` binds its agents to loopback addresses.
+    `ddpjob run` binds its agents to loopback addresses, and a pod with hostNetwork to its own.
     """
     if not bind:
         return TCPStore(host, port, is_master=True, wait_for_workers=False, timeout=_TIMEOUT)
-    listener = socket.create_server((bind, port), backlog=1024)
+    family = socket.AF_INET6 if ":" in bind else socket.AF_INET
+    listener = socket.create_server((bind, port), family=family, backlog=1024)
     return TCPStore(
         host,
         port,

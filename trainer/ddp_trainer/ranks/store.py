@@ -20,17 +20,19 @@ _kept: list[TCPStore] = []
 
 @contextmanager
 def store_of_rank_0(ranks: Ranks, environ: MutableMapping[str, str]) -> Iterator[None]:
-    """Host the store for the new process group, if this is rank 0 of a local run.
+    """Host the store for the new process group, if this is rank 0 and its agent has one address.
 
-    `ddpjob run` binds its agents to loopback addresses, so the store must listen there too. In a
-    pod torch hosts the store.
+    `ddpjob run` binds its agents to loopback addresses, and a pod with hostNetwork binds its agent
+    to the pod's address. The store must listen there too. In any other pod torch hosts the store.
     """
     address = environ.get(Env.AGENT_BIND, "")
     given = environ.get(_AGENT_STORE, str(False))  # torchrun always sets it.
     if ranks.rank != 0 or not address or given == str(True):
         yield
         return
-    listener = socket.create_server((address, int(environ["MASTER_PORT"])), backlog=1024)
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    place = address, int(environ["MASTER_PORT"])
+    listener = socket.create_server(place, family=family, backlog=1024)
     _kept[:] = [_host(environ["MASTER_ADDR"], listener)]
     environ[_AGENT_STORE] = str(True)
     try:
