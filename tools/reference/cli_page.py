@@ -18,7 +18,7 @@ This page is generated from the parsers of the programs. `--help` after a progra
 operator runs `ddp-operator`, and the image of the trainer runs the agent: both have no options, and are configured by
 [environment variables](environment.md). [Exit codes](exit-codes.md) lists how the programs end."""  # noqa: E501
 _SETTINGS = """\
-All commands but `inspect` and `profile` also take [settings](settings.md) as `--section.key=value`."""  # noqa: E501
+All commands but `convert`, `inspect` and `profile` also take [settings](settings.md) as `--section.key=value`."""  # noqa: E501
 _HEAD = ("argument or option", "meaning")
 
 

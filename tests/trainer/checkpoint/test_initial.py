@@ -55,11 +55,14 @@ def test_error_names_the_weights_that_do_not_fit(
 def test_every_rank_exits_if_init_from_holds_no_weights(launcher: Launcher, tmp_path: Path) -> None:
     gang = launcher.train(TASK, f"--init_from={tmp_path / 'none'}", world=2)
     assert gang.wait() == [2, 2]
-    assert "init_from must be a safetensors file, a checkpoint or a run's directory" in gang.err(0)
+    assert gang.err(0) == (
+        f"config: init_from: {tmp_path / 'none'} is no file of weights, no checkpoint and no DCP"
+        " folder\n"
+    )
     (tmp_path / "text").write_text("no tensors")
     gang = launcher.train(TASK, f"--init_from={tmp_path / 'text'}", world=2)
     assert gang.wait() == [2, 2]
-    assert gang.err(0).startswith("config: init_from: cannot read")
+    assert f"init_from: {tmp_path / 'text'} is no file of weights: its header" in gang.err(0)
 
 
 def test_checkpoint_of_the_run_takes_precedence_over_init_from(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ SET_ASIDE = "set-aside-"
 folder."""
 
 _NAME = re.compile(r"step-(\d{8,})\.attempt-(\d+)(\.tmp|\.broken)?")
-_FILE = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,254}")
+FILE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,254}")
 """Pattern of file names that a manifest may list. No path may lead out of the checkpoint."""
 _CHUNK = 1 << 22
 _SHOWN = 40
@@ -187,7 +187,7 @@ def verify(directory: Path, *, checksums: bool = True) -> None:
 
 def _verify_file(directory: Path, file: str, expected: dict[str, Any], *, checksum: bool) -> None:
     """Compare a file with its entry in the manifest."""
-    if not _FILE.fullmatch(file):
+    if not FILE_NAME.fullmatch(file):
         raise BrokenCheckpointError(f"{MANIFEST} lists {file!r}, which is not a file name")
     path = directory / file
     found = path.lstat()

@@ -1,7 +1,7 @@
 """Load the initial weights of a run (`init_from`), without position and optimizer state."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -10,11 +10,13 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
-from ddp_trainer.checkpoint.format import MODEL, names_in
-from ddp_trainer.checkpoint.snapshot import own_tensors
-from ddp_trainer.checkpoint.stream import TensorStream, describe
+from ddp_trainer.checkpoint.format import names_in
+from ddp_trainer.checkpoint.snapshot import Tensors, own_tensors
+from ddp_trainer.checkpoint.stream import TensorStream
 from ddp_trainer.checkpoint.volume import Sleep, retried, volume_error
+from ddp_trainer.checkpoint.weights import Weights, WeightsError, open_weights
 from ddp_trainer.errors import InputError
+from ddp_trainer.names import plain_name
 from ddp_trainer.ranks.collectives import on_first_rank
 
 T = TypeVar("T")
@@ -68,8 +70,8 @@ def load_initial(
 
     Args:
         model: A model in host memory, before DDP wraps it.
-        source: A safetensors file, a checkpoint, or a run's directory. For a directory, its newest
-            checkpoint is used.
+        source: A safetensors file, a file of torch.save, a DCP folder, a checkpoint, or a run's
+            directory. For a run's directory, its newest checkpoint is used.
         device: The run's device, for the broadcast of the tensors.
         strict: Whether every tensor must match.
         sleep: Function that waits between two tries to read.
@@ -85,16 +87,26 @@ def load_initial(
         except OSError as error:
             sentence = f"config: init_from: cannot read {source}: {error}"
             raise volume_error(sentence, error) from error
+        except WeightsError as error:
+            raise InputError(f"config: init_from: {error}") from error
         except SafetensorError as error:
             raise InputError(f"config: init_from: cannot read {source}: {error}") from error
 
+    opened: list[Weights] = []  # Only rank 0 opens the source.
+
     def find() -> tuple[str, list[list[Any]]]:
-        path = _file(Path(source))
-        return str(path), describe(path)
+        opened.append(open_weights(_newest(Path(source))))
+        return str(opened[-1].path), opened[-1].described
 
     path, described = on_first_rank(lambda: try_to(find), device)
-    given = TensorStream(Path(path), described, device, try_to)
-    own, shapes = own_tensors(model), given.shapes
+
+    def read(names: list[str]) -> Tensors:
+        return opened[-1].read(names)
+
+    given = TensorStream(read, described, device, try_to)
+    own = own_tensors(model)
+    places = _places(model, given)
+    shapes = {places.get(name, name): shape for name, shape in given.shapes.items()}
     loaded = [n for n in own if n in shapes and own[n].shape == shapes[n]]
     match = WeightMatch(
         path=path,
@@ -108,19 +120,27 @@ def load_initial(
     fitting = set(loaded)
     with torch.no_grad():
         for name, tensor in given.items():
-            if name in fitting:
-                own[name].copy_(tensor)
+            place = places.get(name, name)
+            if place in fitting:
+                own[place].copy_(tensor)
     return match
 
 
-def _file(path: Path) -> Path:
-    if path.is_file():
-        return path
+def _newest(path: Path) -> Path:
+    """Return the newest checkpoint of a run's directory, or the path itself."""
     names = [name for name in names_in(path) if not name.suffix]
-    file = (path / str(names[-1]) if names else path) / MODEL
-    if not file.is_file():
-        raise InputError(
-            f"config: init_from must be a safetensors file, a checkpoint or a run's directory,"
-            f" but {path} is none of them"
-        )
-    return file
+    return path / str(names[-1]) if names else path
+
+
+def _places(model: nn.Module, given: Iterable[str]) -> dict[str, str]:
+    """Return the name in a checkpoint of each given tensor that the model has by another name.
+
+    Other programs store tied weights under any of their names or under all, and compiled models
+    with torch.compile's prefix.
+    """
+    first: dict[int, str] = {}
+    names = {
+        plain_name(name): first.setdefault(id(value), plain_name(name))
+        for name, value in model.state_dict(keep_vars=True).items()
+    }
+    return {name: names[plain] for name in given if (plain := plain_name(name)) in names}

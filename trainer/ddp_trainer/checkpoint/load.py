@@ -20,6 +20,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -43,7 +44,7 @@ from ddp_trainer.checkpoint.format import (
     names_in,
 )
 from ddp_trainer.checkpoint.snapshot import Checkpoint, Snapshot, Tensors
-from ddp_trainer.checkpoint.stream import TensorStream
+from ddp_trainer.checkpoint.stream import TensorStream, read_some
 from ddp_trainer.checkpoint.volume import Sleep, os_error, retried, volume_error
 from ddp_trainer.errors import InputError
 from ddp_trainer.ranks.collectives import on_rank
@@ -150,7 +151,8 @@ def receive(
         return reading(folder, lambda: _checked(act), sleep)
 
     def stream(file: str) -> TensorStream:
-        return TensorStream(folder / file, document["tensors"][file], device, read, src)
+        source = partial(read_some, folder / file)
+        return TensorStream(source, document["tensors"][file], device, read, src)
 
     snapshot = Snapshot(
         model=stream(MODEL),

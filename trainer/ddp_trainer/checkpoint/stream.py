@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ddp_trainer.checkpoint.snapshot import Tensors
-from ddp_trainer.checkpoint.volume import exists, os_error
+from ddp_trainer.checkpoint.volume import os_error
 from ddp_trainer.ranks.collectives import broadcast, on_rank
 
 CHUNK = 64 << 20
@@ -35,7 +35,7 @@ class Described:
 
     @classmethod
     def parse(cls, document: list[Any]) -> "Described":
-        """Return the description that `describe` wrote as JSON."""
+        """Return the description that `header` wrote as JSON."""
         name, shape, dtype = document
         return cls(name, tuple(shape), getattr(torch, dtype))
 
@@ -57,7 +57,7 @@ class TensorStream:
 
     def __init__(
         self,
-        path: Path,
+        source: Callable[[list[str]], Tensors],
         described: list[list[Any]],
         device: torch.device,
         read: Read,
@@ -66,13 +66,14 @@ class TensorStream:
         """Prepare the stream without reading tensors.
 
         Args:
-            path: The file, as the rank that reads it sees it.
-            described: Result of `describe` on that rank, on every rank.
+            source: Function that reads the tensors with the given names. Only the rank that reads
+                calls it.
+            described: Name, shape and type of each tensor on that rank, on every rank.
             device: The run's device, for the broadcast.
             read: Function with which the rank makes each read.
             src: The rank that reads.
         """
-        self._path = path
+        self._source = source
         self._described = [Described.parse(document) for document in described]
         self._device = device
         self._read = read
@@ -104,7 +105,7 @@ class TensorStream:
                 names: list[str] = [each.name for each in chunk],  # noqa: B006 - read only
                 into: Tensors = tensors,
             ) -> None:
-                into.update(self._read(lambda: _read_some(self._path, names)))
+                into.update(self._read(lambda: self._source(names)))
 
             on_rank(self._src, read_own, self._device)
             for each in chunk:
@@ -117,25 +118,13 @@ class TensorStream:
         return broadcast(data, self._src).cpu().view(described.dtype).reshape(described.shape)
 
 
-def describe(path: Path) -> list[list[Any]]:
-    """Return name, shape and data type of each tensor of a file as JSON.
+def read_some(path: Path, names: list[str]) -> Tensors:
+    """Read the tensors with the given names from a safetensors file.
 
     Raises:
         SafetensorError: If the file is damaged.
         OSError: If the volume fails.
     """
-    if not exists(path):
-        return []
-    with _opened(path) as file:
-        # Each tensor maps the file, so its numbers are not read.
-        tensors = [(name, file.get_tensor(name)) for name in file.keys()]  # noqa: SIM118
-        return [
-            [name, list(tensor.shape), str(tensor.dtype).removeprefix("torch.")]
-            for name, tensor in tensors
-        ]
-
-
-def _read_some(path: Path, names: list[str]) -> Tensors:
     with _opened(path) as file:
         # Copy, because a tensor that maps its file would fault when a network volume drops it.
         return {name: file.get_tensor(name).clone() for name in names}

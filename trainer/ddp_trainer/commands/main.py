@@ -23,6 +23,7 @@ COMMANDS = {
     "converge": "compare the losses of a task at several world sizes and global batches",
     "bench": "measure scaling over ranks and the overhead of the loop",
     "export": "write a trained model for other programs",
+    "convert": "convert weights between file formats",
     "inspect": "show the checkpoints of a run, and which one a start would use",
     "profile": "request a trace of some updates of a run in progress",
 }

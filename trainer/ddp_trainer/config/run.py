@@ -123,8 +123,9 @@ class RunConfig(Section):
     deterministic: bool = False
     """Whether to use only deterministic algorithms, which are slower."""
     init_from: str | None = None
-    """Initial weights: path of a safetensors file, a checkpoint or a run's directory. Training
-    starts at update 0. An existing checkpoint of this run takes precedence."""
+    """Initial weights: path of a safetensors file, a file of torch.save, a DCP folder, a checkpoint
+    or a run's directory. Training starts at update 0. An existing checkpoint of this run takes
+    precedence."""
     init_strict: bool = True
     """Whether all weights of init_from must match the model. Otherwise a mismatch only causes a
     warning."""

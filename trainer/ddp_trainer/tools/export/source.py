@@ -24,12 +24,13 @@ from ddp_trainer.errors import InputError
 from ddp_trainer.saved_state import SavedState
 
 
-def find_checkpoint(path: Path, sleep: Sleep = time.sleep) -> Path:
+def find_checkpoint(path: Path, sleep: Sleep = time.sleep, *, command: str = "export") -> Path:
     """Return a checkpoint, or the newest complete checkpoint of a run's directory, without changes.
 
     Args:
         path: The checkpoint, or the run's directory.
         sleep: Function that waits between two tries to read.
+        command: Name of the command, for messages.
 
     Raises:
         InputError: If there is no complete checkpoint, or the newest has an unknown format, or the
@@ -42,14 +43,14 @@ def find_checkpoint(path: Path, sleep: Sleep = time.sleep) -> Path:
         try:
             retried(partial(verify_contents, candidate), sleep)
         except UnreadableCheckpointError as error:
-            raise InputError(f"export: {candidate}: {error}") from error
+            raise InputError(f"{command}: {candidate}: {error}") from error
         except (BrokenCheckpointError, NotADirectoryError) as error:
             reasons.append(f"{candidate.name}: {error}")
         except OSError as error:
-            raise volume_error(f"export: cannot read {candidate}: {error}", error) from error
+            raise volume_error(f"{command}: cannot read {candidate}: {error}", error) from error
         else:
             return candidate
-    raise InputError(f"export: {path} holds no complete checkpoint ({'; '.join(reasons)})")
+    raise InputError(f"{command}: {path} holds no complete checkpoint ({'; '.join(reasons)})")
 
 
 def load_weights(model: nn.Module, checkpoint: Path, *, averaged: bool) -> bool:

@@ -1,0 +1,220 @@
+"""Read weights from files of other programs: safetensors, torch.save, and torch's DCP folders.
+
+`init_from` and `ddp-trainer convert` use this module. The files may come from anywhere, so reading
+must not run their code, must not follow a link or a path out of a folder, and must not allocate
+more memory than the files have bytes.
+"""
+
+import itertools
+import math
+import pickle
+import zipfile
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ddp_trainer.checkpoint.format import MODEL
+from ddp_trainer.checkpoint.header import HeaderError, read_header
+from ddp_trainer.checkpoint.snapshot import Tensors
+from ddp_trainer.checkpoint.stream import read_some
+
+METADATA = ".metadata"
+"""Name of the index of a DCP folder."""
+USUAL_KEYS = ("model", "state_dict", "model_state_dict")
+"""Entries of a nested state in which programs usually store the weights."""
+_SHOWN = 5
+_ZIP = b"PK\x03\x04"
+
+
+class WeightsError(ValueError):
+    """Error for a file that holds no weights, or that must not be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Weights in a file or folder. Their numbers are not read yet."""
+
+    path: Path
+    described: list[list[Any]]
+    """Name, shape and type of each tensor. Tied weights appear once."""
+    read: Callable[[list[str]], Tensors]
+    """Function that reads the tensors with the given names, in host memory."""
+    aliases: dict[str, str] = field(default_factory=dict)
+    """First name of each tied weight, by its other names."""
+
+
+def open_weights(path: Path, key: str | None = None) -> Weights:
+    """Open the weights in a file or folder of any known format.
+
+    Args:
+        path: A safetensors file, a file of torch.save, a checkpoint, or a DCP folder.
+        key: Entry of a nested state that holds the weights. By default the state itself, or the
+            only one of `USUAL_KEYS`.
+
+    Raises:
+        WeightsError: If it has another format, is damaged, or holds other values than tensors.
+        OSError: If the volume fails.
+    """
+    if path.is_dir():
+        if (path / MODEL).is_file():
+            return _safetensors(path / MODEL, key)
+        if (path / METADATA).exists():
+            from ddp_trainer.checkpoint.dcp import open_dcp  # noqa: PLC0415 - imports torch's DCP
+
+            return open_dcp(path, key)
+    if not path.is_file():
+        raise WeightsError(f"{path} is no file of weights, no checkpoint and no DCP folder")
+    with path.open("rb") as file:
+        start = file.read(len(_ZIP))
+    # A pickle without an archive is how torch.save wrote before 1.6.
+    if start == _ZIP or start[:1] == b"\x80":
+        return _torch_file(path, key, is_archive=start == _ZIP)
+    return _safetensors(path, key)
+
+
+def _safetensors(path: Path, key: str | None) -> Weights:
+    if key is not None:
+        raise WeightsError(f"{path} has no entries, so no key can be chosen")
+    try:
+        header = read_header(path)
+    except HeaderError as error:
+        raise WeightsError(f"{path} is no file of weights: {error}") from error
+    if not header.tensors:
+        raise WeightsError(f"{path} holds no tensor")
+    names = {tensor.name for tensor in header.tensors}
+    # safetensors' own `save_model` writes the other names of tied weights there.
+    aliases = {k: v for k, v in header.metadata.items() if k not in names and v in names}
+    described = [tensor.document() for tensor in header.tensors]
+    return Weights(path, described, lambda wanted: read_some(path, wanted), aliases)
+
+
+def _torch_file(path: Path, key: str | None, *, is_archive: bool) -> Weights:
+    if is_archive:
+        _check_archive(path)
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=is_archive)
+    except OSError:
+        raise
+    except pickle.UnpicklingError as error:
+        raise WeightsError(
+            f"{path} holds objects other than tensors, which could run code: save only the"
+            " state_dict"
+        ) from error
+    except Exception as error:  # a damaged pickle may raise anything
+        raise WeightsError(
+            f"{path} cannot be read by torch.load ({type(error).__name__})"
+        ) from error
+    tensors = chosen_entry(state, key, path, Tensor)
+    size = path.stat().st_size
+    for name, tensor in tensors.items():
+        check_tensor(path, name, tensor.shape, tensor.dtype, size)
+        if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized:
+            raise WeightsError(f'"{name:.80}" in {path} is no dense tensor')
+    first, aliases = untied(tensors)
+
+    def read(names: list[str]) -> Tensors:
+        # Copy, because a tensor that maps its file would fault when a network volume drops it.
+        return {name: first[name].detach().clone().contiguous() for name in names}
+
+    described = [
+        [name, list(tensor.shape), str(tensor.dtype).removeprefix("torch.")]
+        for name, tensor in first.items()
+    ]
+    return Weights(path, described, read, aliases)
+
+
+def _check_archive(path: Path) -> None:
+    """Compare the archive of torch.save with its checksums, which torch.load does not read.
+
+    Raises:
+        WeightsError: If it is damaged, or compressed: then it could grow without a limit.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            compressed = [i for i in archive.infolist() if i.compress_type != zipfile.ZIP_STORED]
+            if compressed:
+                raise WeightsError(f"{path} is a compressed archive, as torch.save writes none")
+            damaged = archive.testzip()
+    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, ValueError, EOFError) as error:
+        if isinstance(error, WeightsError):
+            raise
+        raise WeightsError(f"{path} is a damaged archive ({error!s:.80})") from error
+    if damaged is not None:
+        raise WeightsError(f"{path} is damaged: {damaged:.80} does not match its CRC32")
+
+
+def chosen_entry(state: Any, key: str | None, path: Path, kind: type) -> dict[str, Any]:
+    """Return the entry of a nested state that holds the weights.
+
+    Args:
+        state: The state, or what stands for it.
+        key: Name of the entry. None for the state itself, or the only one of `USUAL_KEYS`.
+        path: The file, for the message.
+        kind: Class of the values that are tensors.
+
+    Raises:
+        WeightsError: If no such entry exists, or it holds other values.
+    """
+    if key is not None:
+        if not isinstance(state, Mapping) or key not in state:
+            raise WeightsError(f'{path} has no entry "{key:.80}"{_hint(state)}')
+        state = state[key]
+    if not _are_tensors(state, kind) and key is None and isinstance(state, Mapping):
+        usual = [state[name] for name in USUAL_KEYS if _are_tensors(state.get(name), kind)]
+        if len(usual) == 1:
+            (state,) = usual
+    if not _are_tensors(state, kind):
+        raise WeightsError(f"{path} does not hold tensors by name{_hint(state)}")
+    return dict(state)
+
+
+def _are_tensors(state: Any, kind: type) -> bool:
+    """Return whether a value is a dictionary of tensors by name, with at least one."""
+    return (
+        isinstance(state, Mapping)
+        and bool(state)
+        and all(isinstance(k, str) and isinstance(v, kind) for k, v in state.items())
+    )
+
+
+def _hint(state: Any) -> str:
+    """Return the names of the entries, as the end of a sentence."""
+    if not isinstance(state, Mapping) or not state:
+        return ""
+    names = ", ".join(f"{name!s:.40}" for name in itertools.islice(state, _SHOWN))
+    more = ", …" if len(state) > _SHOWN else ""
+    return f"; it has {names}{more}: choose the entry with the weights (convert --key)"
+
+
+def check_tensor(
+    path: Path, name: str, shape: Iterable[int], dtype: torch.dtype, size: int
+) -> None:
+    """Check that a tensor is not larger than its file, as one with repeated numbers could be.
+
+    Raises:
+        WeightsError: If it is.
+    """
+    needed = math.prod(shape) * dtype.itemsize
+    if needed > size:
+        raise WeightsError(
+            f'"{name:.80}" in {path} would need {needed} bytes, but the file has {size}'
+        )
+
+
+def untied(tensors: Mapping[str, Tensor]) -> tuple[Tensors, dict[str, str]]:
+    """Return each tensor once, and the first name of each tied one by its other names."""
+    seen: dict[tuple[Any, ...], str] = {}
+    first: Tensors = {}
+    aliases: dict[str, str] = {}
+    for name, tensor in tensors.items():
+        place = tensor.untyped_storage().data_ptr(), tensor.storage_offset()
+        found = seen.setdefault((*place, tensor.shape, tensor.stride(), tensor.dtype), name)
+        if found == name or not tensor.numel():
+            first[name] = tensor
+        else:
+            aliases[name] = found
+    return first, aliases
