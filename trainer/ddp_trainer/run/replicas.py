@@ -10,7 +10,8 @@ So every checkpoint was compared when it was saved, and the next attempt can res
 one. Which state is equal depends on the strategy:
 
 - ddp: weights, the optimizer's moments, and the moving average.
-- zero1: the same without the moments, of which each rank has other ones.
+- zero1: the same without the moments, of which each rank has other ones. A rank overwrites the
+  weights that it owns on all ranks after each update, so little is found.
 - Local SGD: weights and moments, right after an average of the ranks.
 - fsdp2: nothing, because each rank holds other parts.
 

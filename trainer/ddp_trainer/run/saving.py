@@ -47,6 +47,7 @@ def save(run: Run, *, required: bool = False) -> None:
     Raises:
         ReportedError: On every rank, if the checkpoint is required and the volume fails.
         NonFiniteError: If the checkpoint is required and the weights are not finite.
+        ReplicasDifferError: On every rank, if the weights of the ranks differ.
     """
     if not run.checkpoints.enabled:
         return
