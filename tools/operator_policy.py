@@ -25,6 +25,7 @@ from tools.child_rules import network_policy_rule, service_rule
 from tools.claim_rules import claim_rules
 from tools.gang_rules import GANG_ANNOTATIONS, gang_fields
 from tools.host_network_rules import host_network_fields, host_port, worker_ports
+from tools.init_rules import of_each_kind
 from tools.policy_samples import full_job, sample_job, validation_rule
 
 JSON = dict[str, Any]
@@ -103,7 +104,7 @@ def _pod_rules(policy: PodTemplatePolicy) -> list[JSON]:
         ),
         *(
             validation_rule(
-                f"has(object.spec.{field}) && {rule}"
+                of_each_kind(field, f"has(object.spec.{field}) && {rule}")
                 if field in _required()
                 else f"!has(object.spec.{field}) || {rule}",
                 f"may not create pods with this value of spec.{field}, {reason}",

@@ -50,6 +50,8 @@ def one_pod_per_node_index(history: History) -> Iterator[str]:
             continue
         if change.object["status"].get("phase") in TERMINAL:
             continue
+        if contract.LABEL_INIT_STEP in change.labels:
+            continue
         text = change.object["metadata"]["annotations"][contract.ANNOTATION_ATTEMPT]
         attempt = text.partition(":")[0]
         labels = change.labels
@@ -143,6 +145,8 @@ def pods_follow_the_status(history: History) -> Iterator[str]:
             if "members" in status:
                 members[status["attempt"]] = node_ranges.from_text(status["members"])
         elif change.resource == "pods" and _is_ours(change):
+            if contract.LABEL_INIT_STEP in change.labels:
+                continue
             text = change.object["metadata"]["annotations"][contract.ANNOTATION_ATTEMPT]
             order = order_from_text(text)
             if order is None:

@@ -15,6 +15,7 @@ from tests.harness.cluster import Cluster
 ROOT = Path(__file__).parents[2]
 SYSTEM_NAMESPACE = "ddp-system"
 RELEASE = "ddp-trainer"
+_CAPACITY, _MODES = {"storage": "10Gi"}, ["ReadWriteMany"]
 OPERATOR_USER = f"system:serviceaccount:{SYSTEM_NAMESPACE}:{RELEASE}"
 """The operator's user name in the audit log."""
 VERSION = "0.1.0"
@@ -90,40 +91,42 @@ def _restricted_namespace(name: str) -> Mapping[str, object]:
     return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}
 
 
-def create_namespace(cluster: Cluster, name: str) -> None:
-    """Create a namespace with Restricted Pod Security and a claim that all nodes share."""
-    directory = cluster.shared_dir / name
+def create_volume(cluster: Cluster, namespace: str, claim: str) -> None:
+    """Create the volume that a claim of a namespace binds to. All nodes share its directory."""
+    directory = cluster.shared_dir / (namespace if claim == CLAIM else f"{namespace}-{claim}")
     directory.mkdir(parents=True)
     os.chown(directory, _USER, _USER)
-    capacity, modes = {"storage": "10Gi"}, ["ReadWriteMany"]
-    documents: list[Mapping[str, object]] = [
-        _restricted_namespace(name),
-        {
-            "apiVersion": "v1",
-            "kind": "PersistentVolume",
-            "metadata": {"name": f"{name}-{CLAIM}"},
-            "spec": {
-                "capacity": capacity,
-                "accessModes": modes,
-                "hostPath": {"path": str(directory)},
-                "persistentVolumeReclaimPolicy": "Retain",
-                "claimRef": {"namespace": name, "name": CLAIM},
-            },
+    volume = {
+        "apiVersion": "v1",
+        "kind": "PersistentVolume",
+        "metadata": {"name": f"{namespace}-{claim}"},
+        "spec": {
+            "capacity": _CAPACITY,
+            "accessModes": _MODES,
+            "hostPath": {"path": str(directory)},
+            "persistentVolumeReclaimPolicy": "Retain",
+            "claimRef": {"namespace": namespace, "name": claim},
         },
-        {
-            "apiVersion": "v1",
-            "kind": "PersistentVolumeClaim",
-            "metadata": {"name": CLAIM, "namespace": name},
-            "spec": {
-                "accessModes": modes,
-                "resources": {"requests": capacity},
-                "volumeName": f"{name}-{CLAIM}",
-                "storageClassName": "",
-            },
+    }
+    apply(cluster, volume)
+
+
+def create_namespace(cluster: Cluster, name: str) -> None:
+    """Create a namespace with Restricted Pod Security and a claim that all nodes share."""
+    apply(cluster, _restricted_namespace(name))
+    create_volume(cluster, name, CLAIM)
+    claim = {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": CLAIM, "namespace": name},
+        "spec": {
+            "accessModes": _MODES,
+            "resources": {"requests": _CAPACITY},
+            "volumeName": f"{name}-{CLAIM}",
+            "storageClassName": "",
         },
-    ]
-    for document in documents:
-        apply(cluster, document)
+    }
+    apply(cluster, claim)
     # The API server rejects pods until the namespace has its default service account.
     eventually(
         lambda: (

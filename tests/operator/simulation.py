@@ -112,7 +112,7 @@ class Simulation:
         node_keys = [
             (p["metadata"]["labels"][contract.LABEL_JOB_UID], index)
             for p in self.cluster.living()
-            if (index := p["metadata"]["labels"][contract.LABEL_NODE_INDEX])
+            if (index := p["metadata"]["labels"].get(contract.LABEL_NODE_INDEX))
         ]
         assert len(node_keys) == len(set(node_keys)), "two living pods have the same node index"
         attempts = [s.get("attempt", 0) for s in self.cluster.statuses]
@@ -122,7 +122,11 @@ class Simulation:
             spent = [s.get(budget, 0) for s in self.cluster.statuses]
             assert spent == sorted(spent), "a restart counter decreases"
         newest = attempts[-1] if attempts else 0
+        steps = [p for p in self.cluster.living() if _is_of_init_step(p)]
+        assert len(steps) + bool(node_keys) <= 1, "an init step has another pod beside it"
         for pod in self.cluster.pods():
+            if _is_of_init_step(pod):
+                continue
             text = pod["metadata"]["annotations"][contract.ANNOTATION_ATTEMPT]
             if text == contract.ATTEMPT_STOP:
                 continue
@@ -135,3 +139,7 @@ class Simulation:
             "Pending",
             "Running",
         }
+
+
+def _is_of_init_step(pod: dict[str, Any]) -> bool:
+    return contract.LABEL_INIT_STEP in pod["metadata"]["labels"]

@@ -90,8 +90,37 @@ _ELASTIC: dict[str, Any] = {
     }
 }
 
+_STEPS: list[dict[str, Any]] = [
+    {"name": "fetch", "command": ["fetch"]},
+    {"name": "convert", "task": "my_package.data:convert"},
+]
+
 FLOWS = {
     "undisturbed": Flow(Script(), 1, 0, "Completed"),
+    "init steps of which one fails twice": Flow(
+        Script(failed_tries=frozenset({f"{NAME}-init-fetch-1", f"{NAME}-init-fetch-2"})),
+        1,
+        0,
+        "Completed",
+        spec={"init": _STEPS},
+    ),
+    "an init step that fails too often": Flow(
+        Script(failed_tries=frozenset({f"{NAME}-init-fetch-1", f"{NAME}-init-fetch-2"})),
+        0,
+        0,
+        "Failed",
+        spec={"init": [{**_STEPS[0], "maxRetries": 1}]},
+    ),
+    "init steps of a suspended and edited job": Flow(
+        Script(
+            failed_tries=frozenset({f"{NAME}-init-fetch-1"}),
+            edits={1: {"suspend": True}, 4: {"suspend": False}, 9: {"init": _STEPS[1:]}},
+        ),
+        2,
+        0,
+        "Completed",
+        spec={"init": _STEPS},
+    ),
     "a claim for the checkpoints": Flow(
         Script(),
         1,

@@ -36,6 +36,8 @@ class Script:
     """Changes that a user makes to the spec, by second."""
     outages: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Seconds from and until which the new pod of a node gets no Kubernetes node, by node."""
+    failed_tries: frozenset[str] = frozenset()
+    """Names of the pods of init steps that fail."""
     training_seconds: int = TRAINING_SECONDS
     """Seconds that an attempt trains before it succeeds."""
 
@@ -93,6 +95,10 @@ class ScriptedPods:
 
     def _move(self, pod: Manifest, now: datetime) -> Move | None:
         metadata = pod["metadata"]
+        if contract.LABEL_INIT_STEP in metadata["labels"]:
+            if "deletionTimestamp" in metadata:
+                return RemovePod(pod)
+            return self._end(pod, None, int(metadata["name"] in self._script.failed_tries))
         text = metadata["annotations"][contract.ANNOTATION_ATTEMPT]
         agent = self.agents.get(metadata["uid"])
         if "deletionTimestamp" in metadata:

@@ -4,7 +4,6 @@ A task is any object with a model, training data and a loss. It needs no base cl
 function `build(cfg, env)` returns the task; `cfg` is an instance of the user's own pydantic model.
 """
 
-import importlib
 import inspect
 import typing
 from collections.abc import Callable, Iterable, Mapping
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils.data import IterableDataset
 
 from ddp_trainer.errors import InputError
+from ddp_trainer.imports import import_function
 from ddp_trainer.staging import staged
 from ddp_wire.messages import LOSS_PARTS as LOSS_PARTS  # noqa: PLC0414 (part of the interface)
 
@@ -216,7 +216,7 @@ def load_build(path: str) -> tuple[Build, type[BaseModel]]:
         InputError: If the function does not exist, or if its first parameter is not annotated with
             a pydantic model.
     """
-    build = _import_build(path)
+    build: Build = import_function(path, "task")
     try:
         parameters = list(inspect.signature(build).parameters)
         annotation = typing.get_type_hints(build).get(parameters[0]) if parameters else None
@@ -287,20 +287,3 @@ def is_indexed(data: object) -> TypeGuard[Indexed]:
     if isinstance(data, IterableDataset):  # its base class defines an index that only raises
         return False
     return hasattr(data, "__len__") and hasattr(data, "__getitem__")
-
-
-def _import_build(path: str) -> Build:
-    module_name, _, name = path.partition(":")
-    if not module_name or not name:
-        raise InputError(f'task: "{path}" must have the form package.module:function')
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        # If the user's own code imports a missing module, its traceback must stay visible.
-        if error.name and f"{module_name}.".startswith(f"{error.name}."):
-            raise InputError(f'task: there is no module "{error.name}"') from error
-        raise
-    build = getattr(module, name, None)
-    if not callable(build):
-        raise InputError(f'task: module "{module_name}" has no function "{name}"')
-    return typing.cast("Build", build)

@@ -56,6 +56,8 @@ class Env(StrEnum):
     """Directory of the files with the operator's orders. Only local runs set it."""
     TERMINATION_LOG = "DDP_TERMINATION_LOG"
     """File for the agent's last status, the pod's termination message. Only local runs set it."""
+    INIT_TRY = "DDP_INIT_TRY"
+    """Number of the current try of an init step, from 1. Only pods of init steps have it."""
     COMMAND = "DDP_COMMAND"
     """JSON list: command of each rank if the job sets `command`. Absent for a task."""
     TASK = "DDP_TASK"

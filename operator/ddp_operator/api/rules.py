@@ -192,6 +192,31 @@ def _claim_serves_all_pods(spec: DDPJobSpec) -> bool:
     return one_node or spec.nodes + spec.spares == 1
 
 
+INIT_RULES: tuple[Rule, ...] = (
+    Rule(
+        "!has(self.init) || self.init.all(s, has(s.task) != has(s.command))",
+        "spec.init: each step must set either task or command",
+        lambda s: all((i.task is None) != (i.command is None) for i in s.init or []),
+    ),
+    Rule(
+        "!has(self.init) || self.init.all(s, !has(s.args) || has(s.command))",
+        "spec.init: args may be set only with command; a task takes config",
+        lambda s: all(i.args is None or i.command is not None for i in s.init or []),
+    ),
+    Rule(
+        "!has(self.init) || self.init.all(s,"
+        " !has(s.env) || s.env.all(e, !e.name.startsWith('DDP_')))",
+        "spec.init: names in env must not begin with DDP_, because ddp-trainer reserves this"
+        " prefix",
+        lambda s: all(not e.name.startswith("DDP_") for i in s.init or [] for e in i.env or []),
+    ),
+    Rule(
+        "!has(self.init) || self.init.all(s, self.init.exists_one(o, o.name == s.name))",
+        "spec.init: each step must have another name",
+        lambda s: len({i.name for i in s.init or []}) == len(s.init or []),
+    ),
+)
+
 CLAIM_RULES: tuple[Rule, ...] = (
     Rule(
         "!has(self.checkpoint)"
@@ -275,6 +300,7 @@ SPEC_RULES: tuple[Rule, ...] = (
         lambda s: s.spare_priority_class_name is None or s.spares > 0 or s.elastic is not None,
     ),
     *(_reserved(field) for field in RESERVED_POD_FIELDS),
+    *INIT_RULES,
     *CLAIM_RULES,
     *PLACEMENT_RULES,
     *GANG_RULES,

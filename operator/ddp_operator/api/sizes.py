@@ -30,6 +30,7 @@ def oversize(spec: DDPJobSpec) -> str | None:
         ("spec.config", Env.CONFIG, config_text(spec)),
         ("spec: command and args", Env.COMMAND, command_text(spec)),
         *((f"spec.env: {e.name}", e.name, e.value or "") for e in spec.env or []),
+        *_of_steps(spec),
         *_of_overlay(spec),
     ]
     for field, name, value in variables:
@@ -40,6 +41,13 @@ def oversize(spec: DDPJobSpec) -> str | None:
                 f" longer environment variable, got {size:,}"
             )
     return None
+
+
+def _of_steps(spec: DDPJobSpec) -> Iterator[tuple[str, str, str]]:
+    """Yield the variables of the init steps."""
+    for step in spec.init or []:
+        for one in step.env or []:
+            yield f"spec.init: {step.name}: {one.name}", one.name, one.value or ""
 
 
 def _of_overlay(spec: DDPJobSpec) -> Iterator[tuple[str, str, str]]:

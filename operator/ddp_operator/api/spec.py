@@ -13,6 +13,7 @@ from ddp_operator.api.claim import ClaimTemplate
 from ddp_operator.api.container import EnvVar, Quantity, RawObject, Resources, Text
 from ddp_operator.api.elastic import Elastic
 from ddp_operator.api.gang import Gang
+from ddp_operator.api.init import ImportPath, InitStep
 from ddp_operator.api.network import Network
 from ddp_operator.api.placement import Topology
 from ddp_wire.hang_limits import (
@@ -176,16 +177,7 @@ class DDPJobSpec(ApiModel):
     gpus_per_node: Annotated[StrictInt, Field(ge=0, le=1024)] = 0
     """Number of GPUs (nvidia.com/gpu) in each pod, 0 to 1024."""
 
-    task: (
-        Annotated[
-            str,
-            StringConstraints(
-                pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*$",
-                max_length=512,
-            ),
-        ]
-        | None
-    ) = None
+    task: ImportPath | None = None
     """Import path of the function that builds the training task, for example my_package.flowers:build. The bundled training loop trains it. A job sets either task or command."""  # noqa: E501
     config: RawObject | None = None
     """Settings of the bundled training loop and of the task, for example epochs: 20. A job with a command takes args instead."""  # noqa: E501
@@ -236,6 +228,22 @@ class DDPJobSpec(ApiModel):
     """Mounts of the volumes in the worker container."""
     pod_template: PodTemplate | None = None
     """Overlay on the generated worker pods, for settings that no other field covers."""
+
+    init: (
+        Annotated[
+            list[InitStep],
+            Field(
+                min_length=1,
+                max_length=16,
+                json_schema_extra={
+                    "x-kubernetes-list-type": "map",
+                    "x-kubernetes-list-map-keys": ["name"],
+                },
+            ),
+        ]
+        | None
+    ) = None
+    """Steps that run once, one after another, before the ranks of the first attempt, for example a download of data. Each step runs in one pod with the volumes of the worker pods. A changed list runs again from its first step."""  # noqa: E501
 
     node_selector: (
         Annotated[dict[str, Annotated[str, Field(max_length=63)]], Field(max_length=64)] | None

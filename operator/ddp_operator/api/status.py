@@ -13,6 +13,7 @@ from pydantic import (
 from ddp_operator.api.base import StatusModel
 from ddp_operator.api.gang import GangStatus
 from ddp_operator.api.goodput import GoodputStatus
+from ddp_operator.api.init import InitStatus
 from ddp_operator.api.members import RESIZED, DepartureStatus, NodeRanges, ResizeStatus
 from ddp_operator.api.recovery import RecoveryStatus
 from ddp_wire.plain_text import PlainLines, PlainText
@@ -126,7 +127,7 @@ class FailureStatus(StatusModel):
     attempt: int
     """Number of the attempt that the failure ended."""
     reason: ShortText
-    """Kind of the failure: RankFailed, Hung, OOMKilled, BadInput, VolumeFailed, SilentCorruption, ReplicasDiffer, NetworkFailed, PodLost, PeerLost, PodFailed, InitContainerFailed, Preempted, or Kubernetes' own reason, for example Evicted."""  # noqa: E501
+    """Kind of the failure: RankFailed, Hung, OOMKilled, BadInput, VolumeFailed, SilentCorruption, ReplicasDiffer, NetworkFailed, PodLost, PeerLost, PodFailed, InitContainerFailed, InitFailed, Preempted, or Kubernetes' own reason, for example Evicted."""  # noqa: E501
     cause: Cause = Cause.APPLICATION
     """Class of the failure: Application, Infrastructure or Free. It selects the budget of the restart; Free uses none."""  # noqa: E501
     pod: ShortText | None = None
@@ -288,6 +289,8 @@ class DDPJobStatus(StatusModel):
     """Number of successive attempts that ended without progress: no new checkpoint, and less than 60 s of training. From the second one on, the next attempt waits 1, 2, 4 … 300 s."""  # noqa: E501
     next_action: ShortText | None = None
     """Next action of the operator, or the event that it waits for."""
+    init: InitStatus | None = None
+    """Progress of the steps of spec.init. Absent without steps."""
     start_time: datetime | None = None
     """Time at which the operator started the job or last resumed it."""
     queue: QueueStatus | None = None

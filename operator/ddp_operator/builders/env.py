@@ -85,6 +85,13 @@ def _contract(job: DDPJob, index: int, log_format: str) -> dict[str, str]:
     return out
 
 
+def checkpoint_variables(job: DDPJob) -> dict[Env, str]:
+    """Return the variable with the directory of the checkpoints, if the job has checkpoints."""
+    if job.spec.checkpoint is None:
+        return {}
+    return {Env.CHECKPOINT_DIR: f"{CHECKPOINT_MOUNT}/{checkpoint_path(job)}"}
+
+
 def workload_variables(job: DDPJob) -> dict[str, str]:
     """Return the variables that tell the agent which program the ranks run, and its settings."""
     spec = job.spec
@@ -94,8 +101,8 @@ def workload_variables(job: DDPJob) -> dict[str, str]:
     if spec.task is not None:
         out[Env.TASK] = spec.task
         out[Env.CONFIG] = config_text(spec)
+    out |= checkpoint_variables(job)
     if spec.checkpoint is not None:
-        out[Env.CHECKPOINT_DIR] = f"{CHECKPOINT_MOUNT}/{checkpoint_path(job)}"
         out[Env.CHECKPOINT_KEEP] = str(spec.checkpoint.keep)
         if spec.checkpoint.every_steps is not None:
             out[Env.CHECKPOINT_EVERY_STEPS] = str(spec.checkpoint.every_steps)

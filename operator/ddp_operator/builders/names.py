@@ -33,6 +33,11 @@ def claim_name(job: DDPJob) -> str | None:
     return checkpoint.claim_name or made_claim_name(job.metadata.name)
 
 
+def init_pod_name(job: DDPJob, step: str, number: int) -> str:
+    """Return the name of the pod of one try of an init step."""
+    return f"{job.metadata.name}-init-{step}-{number}"
+
+
 _HOSTNAME_DIGITS = 4
 """Number of digits of the node index in a host name, because `nodes` is at most 9999."""
 

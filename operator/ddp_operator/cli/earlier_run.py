@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from ddp_operator.api.init import InitStatus
 from ddp_operator.api.job import DDPJob, InvalidJobError, parse_job
 from ddp_operator.api.pod_policy import PodTemplatePolicy
 from ddp_operator.api.status import Condition, ConditionStatus, ConditionType, DDPJobStatus
@@ -136,11 +137,20 @@ def _resumable(status: DDPJobStatus, at: datetime) -> DDPJobStatus:
     return DDPJobStatus(
         attempt=status.attempt,
         attempts=status.attempts,
+        init=_with_unused_retries(status.init),
         goodput=status.goodput,
         progress=status.progress,
         last_checkpoint=status.last_checkpoint,
         conditions=[summary],
     )
+
+
+def _with_unused_retries(init: InitStatus | None) -> InitStatus | None:
+    """Return the progress of the init steps in which a step that is left has not failed yet."""
+    if init is None or init.step is None:
+        return init
+    unused = {"tries": init.tries + 1, "failures": 0, "start_time": None, "message": None}
+    return init.model_copy(update=unused)
 
 
 def _as_json(status: DDPJobStatus) -> Mapping[str, Any]:

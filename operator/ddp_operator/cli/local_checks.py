@@ -1,10 +1,12 @@
 """Prepare a local run: drop the fields for clusters, and refuse a run that must fail."""
 
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
+from ddp_operator.api.container import EnvVar
 from ddp_operator.api.job import DDPJob, InvalidJobError
+from ddp_operator.api.spec import DDPJobSpec
 from ddp_operator.builders.loop_config import config_error
 from ddp_operator.cluster.base import Manifest
 
@@ -26,7 +28,7 @@ def without_cluster_fields(manifest: Manifest) -> Manifest:
 
 
 def check_program(job: DDPJob, environment: Mapping[str, str]) -> None:
-    """Check the settings of the bundled loop, or that a command's program and script exist.
+    """Check the settings of the bundled loop, and that the programs of all commands exist.
 
     Raises:
         InvalidJobError: A setting is wrong, or a file is missing.
@@ -34,21 +36,37 @@ def check_program(job: DDPJob, environment: Mapping[str, str]) -> None:
     if (sentence := config_error(job)) is not None:
         raise InvalidJobError(sentence)
     spec = job.spec
-    own = {variable.name for variable in spec.env or []}
-    if spec.command is None or spec.pod_template is not None or "PATH" in own:
+    for step in spec.init or []:
+        if step.command is not None:
+            words = [*step.command, *(step.args or [])]
+            _check_command(spec, f"spec.init: {step.name}", words, step.env, environment)
+    if spec.command is not None and spec.pod_template is None:
+        words = [*spec.command, *(spec.args or [])]
+        _check_command(spec, "spec.command", words, None, environment)
+
+
+def _check_command(
+    spec: DDPJobSpec,
+    field: str,
+    words: Sequence[str],
+    more: Sequence[EnvVar] | None,
+    environment: Mapping[str, str],
+) -> None:
+    """Check that the program and the script of a command exist. `more` are its own variables."""
+    if "PATH" in {variable.name for variable in [*(spec.env or []), *(more or [])]}:
         return
-    program, *arguments = [*spec.command, *(spec.args or [])]
+    program, *arguments = words
     mounts = [mount.mount_path for mount in spec.volume_mounts or []]
     if _is_below(program, mounts) or "$(" in program:
         return
     if program not in _PYTHON and shutil.which(program, path=environment.get("PATH")) is None:
-        raise InvalidJobError(f"spec.command: there is no program {program!r} on this machine")
+        raise InvalidJobError(f"{field}: there is no program {program!r} on this machine")
     script = arguments[0] if arguments else ""
     if Path(program).name not in _PYTHON or not script.endswith(".py") or "$(" in script:
         return
     if not _is_below(script, mounts) and not Path(script).is_file():
         raise InvalidJobError(
-            f"spec.command: there is no script {script!r} on this machine, seen from {Path.cwd()}"
+            f"{field}: there is no script {script!r} on this machine, seen from {Path.cwd()}"
         )
 
 

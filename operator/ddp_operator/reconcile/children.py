@@ -77,7 +77,9 @@ def ensure_attempt(world: World, status: DDPJobStatus, defaults: Defaults) -> li
     job = world.job.model_copy(update={"status": status})
     world = replace(world, job=job)
     shared = _shared_defaults(world, defaults)
-    actions = [*_ensure_other_children(world, defaults), *gangs.ensure_group(world, defaults)]
+    actions = [*ensure_other_children(world, defaults), *gangs.ensure_group(world, defaults)]
+    for init_pod in world.init_pods:  # An edit may have removed its step.
+        actions += [] if init_pod.terminal else delete_init_pod(init_pod)
     replaced, misplaced = pods_to_replace(job, status), misplaced_pods(world)
     in_the_way = outside_gang.pods_in_the_way(world)
     for index in range(job.pods):
@@ -118,7 +120,7 @@ def _may_wait(world: World, index: int) -> bool:
     return not joined and timedelta(0) <= world.now - start < OTHER_PODS_WAIT
 
 
-def _ensure_other_children(world: World, defaults: Defaults) -> list[Action]:
+def ensure_other_children(world: World, defaults: Defaults) -> list[Action]:
     """Return actions that create or restore all children except pods."""
     actions: list[Action] = []
     for kind in kinds_in_use(defaults):
@@ -200,9 +202,20 @@ def _ensure_living(world: World, pod: PodView, remedy: _Remedy) -> list[Action]:
     return [SetAttempt(pod.name, pod.uid, order.to_text(), address, pod.secret, pod.agent_port)]
 
 
-def delete_pods(world: World) -> list[Action]:
-    """Return actions that delete every pod. Living pods get their grace period."""
-    return [_delete(pod) for pod in world.pods if _is_deletable(pod)]
+def delete_pods(world: World, *, with_init: bool = True) -> list[Action]:
+    """Return actions that delete every pod. Living pods get their grace period.
+
+    Args:
+        world: The observed state of a job.
+        with_init: Whether to delete the pods of init steps, too.
+    """
+    pods = (*world.pods, *world.init_pods) if with_init else world.pods
+    return [_delete(pod) for pod in pods if _is_deletable(pod)]
+
+
+def delete_init_pod(pod: PodView, *, by_force: bool = False) -> list[Action]:
+    """Return the action that deletes the pod of an init step, if it would change anything."""
+    return [_delete(pod, by_force=by_force)] if by_force or _is_deletable(pod) else []
 
 
 def _is_deletable(pod: PodView) -> bool:
@@ -226,6 +239,8 @@ def end_pods(world: World) -> list[Action]:
             actions.append(_delete(pod))
         elif not pod.terminal and pod.attempt != ATTEMPT_STOP:
             actions.append(SetAttempt(pod.name, pod.uid, ATTEMPT_STOP))
+    for pod in world.init_pods:
+        actions += [] if pod.terminal else delete_init_pod(pod)
     return actions
 
 

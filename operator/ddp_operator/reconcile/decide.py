@@ -30,6 +30,8 @@ from ddp_operator.reconcile import (
     gpu_products,
     hangs,
     host_ports,
+    init_state,
+    init_steps,
     late_cause,
     lifecycle,
     new_attempt,
@@ -129,6 +131,9 @@ def _begin(world: World, defaults: Defaults) -> Plan:
     # Two jobs must not write to one directory, so the wait comes before any start.
     if world.checkpoint_owner is not None:
         return checkpoint_owner.wait(world, world.checkpoint_owner)
+    # The ranks need what the steps fetch.
+    if init_state.is_due(world.job):
+        return init_steps.run(world, defaults)
     # Pods need their ports before they exist.
     if host_ports.lacks_ports(world, defaults):
         return host_ports.wait(world, defaults)

@@ -49,7 +49,9 @@ def advance(world: World, status: DDPJobStatus) -> DDPJobStatus:
         now = ledger.at(status.completion_time)
     if old.attempt_spec_hash is None:
         suspended = old.refused_spec_hash or _SUSPENDED in {_reason(old), _reason(status)}
-        ledger.charge(now, Bucket.SUSPENDED if suspended else Bucket.QUEUED)
+        # Only an init step makes a job without an attempt Starting.
+        used = Bucket.STARTING if _reason(old) == "Starting" else Bucket.QUEUED
+        ledger.charge(now, Bucket.SUSPENDED if suspended else used)
         update: dict[str, Any] = {"counted": None}
     else:
         update = _charge_attempt(world, status, ledger, now)

@@ -4,7 +4,7 @@ from datetime import datetime, timedelta
 
 from ddp_operator.api.spec import CleanPodPolicy
 from ddp_operator.api.status import Cause, ConditionStatus, ConditionType, DDPJobStatus
-from ddp_operator.reconcile import ended_attempts, queueing
+from ddp_operator.reconcile import ended_attempts, init_state, queueing
 from ddp_operator.reconcile.children import delete_pods, end_pods
 from ddp_operator.reconcile.claims import change_claim
 from ddp_operator.reconcile.conditions import ConditionWriter
@@ -63,7 +63,8 @@ def after_finish(world: World) -> Plan:
 
 def suspend(world: World) -> Plan:
     """Return the plan that stops the pods. The end of the attempt uses no budget."""
-    status = with_progress(world, world.job.status, at_the_end=True)
+    status = init_state.with_interrupted_try(world, "the job was suspended")
+    status = with_progress(world, status, at_the_end=True)
     if status.attempt_spec_hash is not None:
         # The first reconcile ends the attempt. Later ones wait until its pods have saved and ended.
         status = ended_attempts.with_ended_attempt(
@@ -71,7 +72,7 @@ def suspend(world: World) -> Plan:
         )
     status = ended_attempts.with_last_step(status)
     out = ConditionWriter(world, status)
-    gone = not world.pods
+    gone = not world.pods and all(pod.terminal for pod in world.init_pods)
     progress = "all pods have ended" if gone else "the pods are saving and stopping"
     message = f"spec.suspend is true and {progress}"
     out.set(ConditionType.SUCCEEDED, None, "Suspended", message)
@@ -108,11 +109,8 @@ def _with_released_ports(world: World, status: DDPJobStatus) -> DDPJobStatus:
 def exceeded_deadline(world: World) -> tuple[str, str] | None:
     """Return reason and message for the deadline that has passed, or None."""
     status, spec, now = world.job.status, world.job.spec, world.now
-    left = _seconds_to_active_deadline(world, status)
-    if left is not None and left <= 0:
-        held = _held_words(queueing.held_in_job(status, now))
-        limit = f"activeDeadlineSeconds ({spec.active_deadline_seconds}){held}"
-        return "DeadlineExceeded", f"the job was active for longer than {limit}"
+    if (exceeded := exceeded_active_deadline(world)) is not None:
+        return "DeadlineExceeded", exceeded
     left = _seconds_to_startup_deadline(world, status)
     if left is not None and left <= 0:
         summary = status.condition(ConditionType.SUCCEEDED)
@@ -124,6 +122,16 @@ def exceeded_deadline(world: World) -> tuple[str, str] | None:
     return None
 
 
+def exceeded_active_deadline(world: World) -> str | None:
+    """Return the message about activeDeadlineSeconds if that deadline has passed, or None."""
+    status, seconds = world.job.status, world.job.spec.active_deadline_seconds
+    left = seconds_to_active_deadline(world, status)
+    if left is None or left > 0:
+        return None
+    held = _held_words(queueing.held_in_job(status, world.now))
+    return f"the job was active for longer than activeDeadlineSeconds ({seconds}){held}"
+
+
 def _held_words(held: timedelta) -> str:
     seconds = held // timedelta(seconds=1)
     why = "in which a gate, a queue or a quota held its pods"
@@ -132,12 +140,13 @@ def _held_words(held: timedelta) -> str:
 
 def seconds_to_deadline(world: World, status: DDPJobStatus) -> float | None:
     """Return the seconds until the next deadline of an active job, or None without one."""
-    both = _seconds_to_active_deadline(world, status), _seconds_to_startup_deadline(world, status)
+    both = seconds_to_active_deadline(world, status), _seconds_to_startup_deadline(world, status)
     left = [seconds for seconds in both if seconds is not None]
     return max(0.1, min(left)) if left else None
 
 
-def _seconds_to_active_deadline(world: World, status: DDPJobStatus) -> float | None:
+def seconds_to_active_deadline(world: World, status: DDPJobStatus) -> float | None:
+    """Return the seconds until activeDeadlineSeconds has passed, or None without this deadline."""
     limit = world.job.spec.active_deadline_seconds
     if limit is None or status.start_time is None:
         return None

@@ -60,6 +60,8 @@ def _while_stopped(world: World, status: DDPJobStatus) -> str:
     remaining = [pod.name for pod in world.pods]
     if remaining:
         return f"the operator waits for {_listed(remaining)} to end"
+    if status.init is not None and status.init.step is not None and not world.job.spec.suspend:
+        return f"the operator waits until init step {status.init.step} has completed"
     condition = "the spec is edited"
     if world.job.spec.suspend:
         condition = "spec.suspend is false"

@@ -91,6 +91,8 @@ class PodView:
     """Message of the kubelet about `reason`."""
     init_failure: InitFailure | None = None
     """Failure of the init container that ended the pod before the worker could run."""
+    init_step: str = ""
+    """Name of the init step that the pod runs, or "" for a worker pod."""
     beside: str | None = None
     """Problem of another container while the worker is ready."""
     gang_group: str = ""
@@ -171,6 +173,7 @@ def view_pod(manifest: Mapping[str, Any]) -> PodView:
         reason=status.get("reason"),
         message=containers.last_line(status.get("message") or ""),
         init_failure=containers.init_failure(spec, status),
+        init_step=labels.get(contract.LABEL_INIT_STEP, ""),
         beside=containers.trouble_beside(spec, status, conditions, container),
         gang_group=annotations.get(contract.ANNOTATION_GANG_GROUP, ""),
         native_group=_native_group(spec),

@@ -21,7 +21,7 @@ def wait_without_pods(world: World, reason: str, message: str) -> Plan:
         reason: Reason of the condition PodsReady and of the Event.
         message: What the job waits for, and how to end the wait.
     """
-    status = _without_attempt(world)
+    status = without_attempt(world)
     before = status.condition(ConditionType.PODS_READY)
     out = ConditionWriter(world, status)
     out.set(ConditionType.PODS_READY, False, reason, message)
@@ -38,7 +38,7 @@ def wait_without_pods(world: World, reason: str, message: str) -> Plan:
     )
 
 
-def _without_attempt(world: World) -> DDPJobStatus:
+def without_attempt(world: World) -> DDPJobStatus:
     """Return the status without an attempt. An edit may have ended one with the old spec."""
     status = world.job.status
     if status.attempt == 0:

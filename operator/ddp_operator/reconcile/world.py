@@ -42,6 +42,9 @@ class World:
     now: datetime
     """Current time by the operator's clock."""
     pods: tuple[PodView, ...] = ()
+    """Worker pods of the job."""
+    init_pods: tuple[PodView, ...] = ()
+    """Pods of the job's init steps."""
     children: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
     """The job's children that are not pods, by kind. They contain at least their owned fields."""
     agent_statuses: Mapping[str, AgentStatus] = field(default_factory=dict)

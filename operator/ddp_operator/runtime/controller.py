@@ -166,7 +166,7 @@ class Controller:
         followed = world.pods if active else ()
         members = job.model_copy(update={"status": plan.status}).members
         self._agents.follow(key, followed, members[0])
-        await state.warnings.look(world, followed)
+        await state.warnings.look(world, (*world.init_pods, *followed) if active else ())
         await state.claim_events.look(world, active=active)
         failure = plan.status.last_failure
         add_log_fields(

@@ -91,20 +91,22 @@ class Decider:
         views = state.views.of([p for p in pods if belongs(p, job)])
         if (port := ports_of(job).agent) != AGENT_PORT:
             views = tuple(replace(view, agent_port=port) for view in views)
-        known = self._agents.statuses(views)
+        workers = [view for view in views if not view.init_step]
+        known = self._agents.statuses(workers)
         return World(
             job=job,
             now=self._clock(),
-            pods=state.warnings.added_to(views),
+            pods=state.warnings.added_to(workers),
+            init_pods=state.warnings.added_to([view for view in views if view.init_step]),
             children={kind: self._children(kind, job) for kind in KINDS if kind != "Pod"},
             # The address may belong to a pod of another job by now.
             agent_statuses={u: s for u, s in known.items() if s.job_uid in {job.metadata.uid, ""}},
-            silent=self._agents.silent(views),
+            silent=self._agents.silent(workers),
             kubernetes_nodes=self._nodes.of(v.node for v in views) if self._nodes else {},
             progress_interval=timedelta(seconds=self._agents.progress_seconds),
             undecided_for=state.sightings.undecided_for(),
             deleting_for=state.sightings.deleting_for(views),
-            last_nodes=state.sightings.last_nodes(views) if job.spec.may_leave_nodes_out else {},
+            last_nodes=state.sightings.last_nodes(workers) if job.spec.may_leave_nodes_out else {},
             creation_waits=state.sightings.creation_waits(job.status.attempt),
             refused_claim=state.refused_claim,
             claim_event=state.claim_events.text,

@@ -61,7 +61,10 @@ class PodWarnings:
             world: The observed state of a job.
             pods: The job's pods, or none if the job is not active.
         """
-        start, now, known = world.job.status.attempt_start_time, world.now, self._found
+        status, now, known = world.job.status, world.now, self._found
+        start = status.attempt_start_time
+        if status.attempt_spec_hash is None and status.init is not None:
+            start = status.init.start_time
         waiting = [pod for pod in pods if _is_unexplained(pod) or _is_known(pod, known)]
         if not waiting or start is None or now - start < _FIRST_READ:
             return

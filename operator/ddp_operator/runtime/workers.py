@@ -31,6 +31,7 @@ from ddp_operator.runtime.controller import Controller
 from ddp_operator.runtime.logs import log_fields
 from ddp_operator.runtime.memory import release_memory
 from ddp_operator.runtime.queue import WorkQueue
+from ddp_wire import contract
 
 _log = logging.getLogger(__name__)
 
@@ -204,7 +205,12 @@ def _lacks_pods(cache: Cache, key: Key) -> bool:
     status = (cache.job(key) or {}).get("status") or {}
     counted = status.get("replicas", 0)
     ended = "completionTime" in status
-    return not ended and isinstance(counted, int) and len(cache.children("Pod", key)) < counted
+    return not ended and isinstance(counted, int) and _count_workers(cache, key) < counted
+
+
+def _count_workers(cache: Cache, key: Key) -> int:
+    labels = (pod["metadata"].get("labels") or {} for pod in cache.children("Pod", key))
+    return sum(contract.LABEL_INIT_STEP not in one for one in labels)
 
 
 async def first_sync(

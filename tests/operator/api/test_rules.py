@@ -73,6 +73,22 @@ BROKEN: dict[str, dict[str, Any]] = {
         }
         for field in RESERVED_POD_FIELDS
     },
+    "spec.init: each step must set either task or command": {
+        "task": TASK,
+        "init": [{"name": "fetch"}],
+    },
+    "spec.init: args may be set only with command; a task takes config": {
+        "task": TASK,
+        "init": [{"name": "fetch", "task": "data:fetch", "args": ["a"]}],
+    },
+    "spec.init: names in env must not begin with DDP_, because ddp-trainer reserves this prefix": {
+        "task": TASK,
+        "init": [{"name": "fetch", "task": "data:fetch", "env": [{"name": "DDP_INIT_TRY"}]}],
+    },
+    "spec.init: each step must have another name": {
+        "task": TASK,
+        "init": [{"name": "fetch", "task": "a:b"}, {"name": "fetch", "task": "a:c"}],
+    },
     "spec.checkpoint: one of claimName and claimTemplate must be set": {
         "task": TASK,
         "checkpoint": {"claimName": "shared", "claimTemplate": {"size": "1Gi"}},

@@ -34,6 +34,13 @@ ACCEPTED: dict[str, dict[str, Any]] = {
         "volumeMounts": [{"name": "data", "mountPath": "/data", "readOnly": True}],
     },
     "a checkpoint": {**TASK, "checkpoint": {"claimName": "c", "path": "runs/a-1", "keep": 1}},
+    "init steps": {
+        **TASK,
+        "init": [
+            {"name": "fetch", "image": "a", "command": ["b"], "args": ["c"], "maxRetries": 0},
+            {"name": "convert", "task": "data:convert", "resources": {"limits": {"cpu": 1}}},
+        ],
+    },
     "a claim template": {
         **TASK,
         "checkpoint": {
@@ -120,6 +127,9 @@ REJECTED: dict[str, dict[str, Any]] = {
     },
     "a volume with a wrong name": {**TASK, "volumes": [{"name": "Data", "emptyDir": {}}]},
     "a volume of an unknown kind": {**TASK, "volumes": [{"name": "d", "hostPath": {}}]},
+    "no init steps": {**TASK, "init": []},
+    "an init step without a name": {**TASK, "init": [{"command": ["a"]}]},
+    "an init step with a wrong name": {**TASK, "init": [{"name": "A b", "command": ["a"]}]},
     "a claim template without a size": {**TASK, "checkpoint": {"claimTemplate": {}}},
     "a claim that nobody can write": {
         **TASK,

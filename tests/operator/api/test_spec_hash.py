@@ -80,6 +80,7 @@ SHAPING: dict[str, Any] = {
     "sharedMemory": "16Gi",
     "volumes": [{"name": "other", "emptyDir": {}}],
     "volumeMounts": [{"name": "data", "mountPath": "/data", "readOnly": True}],
+    "init": [{"name": "fetch", "task": "data:fetch"}],
     "podTemplate": {"spec": {"hostIPC": True}},
     "nodeSelector": {"pool": "gpu"},
     "tolerations": [{"operator": "Exists"}],

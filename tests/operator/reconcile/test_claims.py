@@ -166,9 +166,9 @@ def waiting(event: str | None) -> DDPJobStatus:
 
 
 def test_message_quotes_the_event_of_a_claim_that_waits() -> None:
-    told = waiting("ProvisioningFailed: no quota")
-    assert summary(told)[1] == "Pending"
-    assert summary(told)[2] == (
+    shown = waiting("ProvisioningFailed: no quota")
+    assert summary(shown)[1] == "Pending"
+    assert summary(shown)[2] == (
         "digits-0 waits: Unschedulable: pod has unbound immediate PersistentVolumeClaims; the"
         " claim digits-checkpoints waits for its volume: ProvisioningFailed: no quota"
     )

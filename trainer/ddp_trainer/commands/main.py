@@ -21,6 +21,7 @@ COMMANDS = {
     "check": "check settings and data without training",
     "verify": "compare the weights of one process with those of several ranks",
     "converge": "compare the losses of a task at several world sizes and global batches",
+    "call": "call a function with the settings of a run",
     "bench": "measure scaling over ranks and the overhead of the loop",
     "export": "write a trained model for other programs",
     "convert": "convert weights between file formats",

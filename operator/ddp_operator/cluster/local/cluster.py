@@ -310,7 +310,7 @@ class LocalCluster:
         environment = self._with_addresses({n: with_local_paths(text, paths) for n, text in own})
         if "PYTHONPATH" in environment and (inherited := os.environ.get("PYTHONPATH")):
             environment["PYTHONPATH"] += os.pathsep + inherited  # The agent may be installed there.
-        index = int(manifest["metadata"]["labels"][contract.LABEL_NODE_INDEX])
+        index = int(manifest["metadata"]["labels"].get(contract.LABEL_NODE_INDEX, 0))
         environment |= {
             Env.AGENT_BIND: self._network.address(index),
             Env.POD_INFO_DIR: str(home),
@@ -321,13 +321,17 @@ class LocalCluster:
             claims = [v["persistentVolumeClaim"] for v in _checkpoint_volumes(manifest)]
             claim = inside(self._home / "volumes", claims[0]["claimName"], CLAIM_FIELD)
             environment[Env.CHECKPOINT_DIR] = str(inside(claim, str(subpath), PATH_FIELD))
-        own_part = share.share_of_pod(environment, os.environ, self._gpus, cpu_count())
+        own_part: dict[str, str] = {}
+        if Env.NODE_INDEX in environment:  # An init step runs alone and has the whole machine.
+            own_part = share.share_of_pod(environment, os.environ, self._gpus, cpu_count())
         variables = {**os.environ, **own_part, **environment}
         log_file = self.log_file(manifest["metadata"]["name"])
         return LocalPod(manifest, home, log_file, variables, self._publish)
 
     def _with_addresses(self, environment: dict[str, str]) -> dict[str, str]:
         """Replace the DNS names of pods by addresses, because local pods have no DNS."""
+        if Env.NODE_INDEX not in environment:  # No other pod connects to that of an init step.
+            return environment
         resolved = dict(environment)
         resolved[Env.RENDEZVOUS_HOST] = self._network.address(0)
         resolved[Env.ADDRESS_PATTERN] = self._network.address_pattern
@@ -353,7 +357,7 @@ def check_runs_locally(manifest: Manifest, config_maps: ConfigMaps) -> None:
             type.
     """
     check_shape(manifest)
-    if int(container_environment(manifest)[Env.NODE_INDEX]) >= MAX_NODES:
+    if int(container_environment(manifest).get(Env.NODE_INDEX, 0)) >= MAX_NODES:
         raise ClusterError(f"spec.nodes: must be at most {MAX_NODES} without a cluster")
     for volume in _checkpoint_volumes(manifest):
         inside(Path(), volume["persistentVolumeClaim"]["claimName"], CLAIM_FIELD)

@@ -21,6 +21,7 @@ from ddp_wire.processes import descendants
 _GUARD = (sys.executable, "-I", "-S", str(Path(__file__).with_name("guard.py")))
 PROBE_SECONDS = 0.25
 """Seconds between two readiness probes."""
+_PYTHON = ("python", "python3")
 _NOT_STARTED = 128
 """Exit code that a kubelet reports for a container that could not start."""
 _MESSAGE_BYTES = 2048
@@ -66,8 +67,8 @@ class LocalPod:
 
     @property
     def node(self) -> int:
-        """Return the node of the job that the pod serves."""
-        return int(self.manifest["metadata"]["labels"][contract.LABEL_NODE_INDEX])
+        """Return the node of the job that the pod serves, or -1 for the pod of an init step."""
+        return int(self.manifest["metadata"]["labels"].get(contract.LABEL_NODE_INDEX, -1))
 
     @property
     def runs(self) -> bool:
@@ -76,7 +77,7 @@ class LocalPod:
 
     def project_annotations(self) -> None:
         """Update the downward-API file atomically by a rename, as the kubelet does."""
-        value = self.manifest["metadata"]["annotations"][contract.ANNOTATION_ATTEMPT]
+        value = self.manifest["metadata"]["annotations"].get(contract.ANNOTATION_ATTEMPT, "")
         self._home.mkdir(parents=True, exist_ok=True)  # The pod may still wait for its node.
         target = self._home / contract.ATTEMPT_FILE
         temporary = target.with_suffix(".new")
@@ -143,7 +144,9 @@ class LocalPod:
                     os.kill(pid, signal.SIGKILL)
 
     async def _probe(self, session: aiohttp.ClientSession) -> None:
-        host, port = self._environment[Env.AGENT_BIND], self._environment[Env.AGENT_PORT]
+        host, port = self._environment[Env.AGENT_BIND], self._environment.get(Env.AGENT_PORT)
+        if port is None:
+            return  # Only workers have an agent.
         url = f"http://{host}:{port}/readyz"
         try:
             async with session.get(url, timeout=aiohttp.ClientTimeout(total=1.0)) as response:
@@ -193,9 +196,15 @@ class LocalPod:
 
 
 def _command(manifest: Manifest) -> list[str]:
-    """Return the container's command with this process's Python interpreter."""
-    command = list(manifest["spec"]["containers"][0]["command"])
-    return [sys.executable if command[0] == "python3" else command[0], *command[1:]]
+    """Return the container's command with this process's Python interpreter.
+
+    As by a kubelet, the variables in it are expanded.
+    """
+    container = manifest["spec"]["containers"][0]
+    values = container_environment(manifest)
+    words = [*container["command"], *(container.get("args") or [])]
+    program, *arguments = [expand(word, values) for word in words]
+    return [sys.executable if program in _PYTHON else program, *arguments]
 
 
 def container_environment(manifest: Manifest) -> dict[str, str]:

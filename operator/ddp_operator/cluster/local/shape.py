@@ -37,6 +37,7 @@ class _Mount(_Part):
 class _Container(_Part):
     name: str
     command: Annotated[list[str], Field(min_length=1)] | None = None
+    args: list[str] | None = None
     env: list[_Variable] | None = None
     volume_mounts: list[_Mount] | None = None
 
