@@ -198,7 +198,7 @@ def train_on_faulty_volume(given: list[str]) -> int:
         if fault != "slow":
             code = getattr(errno, fault)
             raise OSError(code, os.strerror(code), str(path))
-        time.sleep(0.3)  # Four files of a checkpoint exceed a timeout of 1 s.
+        time.sleep(0.6)  # Two files of a checkpoint exceed a timeout of 1 s.
         return real(path)
 
     format_.crc32_of = crc32_of
