@@ -20,16 +20,17 @@ class Env(StrEnum):
     NODES = "DDP_NODES"
     """Number of pods of the job."""
     PROCS_PER_NODE = "DDP_PROCS_PER_NODE"
-    """Ranks in each pod."""
+    """Number of ranks in each pod."""
     GPUS_PER_NODE = "DDP_GPUS_PER_NODE"
-    """GPUs that the pod requests. Absent without any."""
+    """Number of GPUs that the pod requests. Absent if it requests none."""
     RENDEZVOUS_HOST = "DDP_RENDEZVOUS_HOST"
     """DNS name of node 0, which hosts the c10d store."""
     ADDRESS_PATTERN = "DDP_ADDRESS_PATTERN"
-    """DNS name of each node, as a format of Python with its `index`. The agents find the first
-    member of an attempt by it. Pods of an older operator lack it, and node 0 is the first one."""
+    """Python format string for the DNS name of each node, with the field `index`. The agents use it
+    to find the first member of an attempt. Pods of an older operator lack it, and their first
+    member is node 0."""
     RENDEZVOUS_PORT_BASE = "DDP_RENDEZVOUS_PORT_BASE"
-    """First of the ports of the c10d store. Attempts use them in turn."""
+    """First port of the c10d store. Consecutive attempts use consecutive ports."""
     POD_ADDRESS = "DDP_POD_ADDRESS"
     """DNS name of this pod. torchrun announces it to its peers and sorts nodes by it."""
     NODE_NAME = "DDP_NODE_NAME"
@@ -39,7 +40,8 @@ class Env(StrEnum):
     ZONE = "DDP_ZONE"
     """Zone of that Kubernetes node. Empty if the pod lacks the label."""
     AGENT_BIND = "DDP_AGENT_BIND"
-    """Address of the agent's HTTP server. All addresses when unset. Only local runs set it."""
+    """Address on which the agent's HTTP server listens. All addresses when unset. Only local runs
+    set it."""
     AGENT_PORT = "DDP_AGENT_PORT"
     """Port of the agent's HTTP server."""
     AGENT_SECRET = "DDP_AGENT_SECRET"  # noqa: S105 (the name of a variable)
