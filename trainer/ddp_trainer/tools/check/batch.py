@@ -20,7 +20,7 @@ def check_batch(batch: Any) -> str | None:
         A sentence about the first such part, or None.
 
     Raises:
-        InputError: If a part moves itself but does not return what it moved.
+        InputError: If the method `to` of a part fails, or does not return the moved part.
     """
     for path, part in _objects_in(batch, "batch"):
         kind = type(part).__name__
@@ -49,7 +49,7 @@ def _moved(part: Any, path: str) -> Any:
 
 
 def _objects_in(value: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Yield the objects within a batch that are neither tensors nor collections of them."""
+    """Yield the objects within a batch that are neither tensors nor collections of tensors."""
     if isinstance(value, (Mapping, UserDict)) and not callable(getattr(value, "to", None)):
         for key, item in value.items():
             yield from _objects_in(item, f'{path}["{key}"]')
