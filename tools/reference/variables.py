@@ -207,7 +207,7 @@ VARIABLES = {
             ("PYTHONPATH",),
             Access.READ,
             "`ddpjob run`",
-            "Added to that of the job, because the agent may be installed there.",
+            "Added to the PYTHONPATH of local pods, because the agent may be in these folders.",
         ),
         Variable(
             ("PYTHONSAFEPATH",),

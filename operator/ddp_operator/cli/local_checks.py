@@ -46,7 +46,7 @@ def check_program(job: DDPJob, environment: Mapping[str, str]) -> None:
         return
     if not _is_below(script, mounts) and not Path(script).is_file():
         raise InvalidJobError(
-            f"spec.command: there is no script {script!r} on this machine, seen from {Path.cwd()}"
+            f"spec.command: there is no script {script!r} on this machine (in {Path.cwd()})"
         )
 
 

@@ -168,13 +168,15 @@ def judge(found: Mapping[int, HungRank], silent: Ranks) -> Verdict:
     seen = by_stacks(found, silent)
     if recorded and seen:
         if both := recorded & seen:
-            return Verdict(both, "by both the record of the collectives and the stacks")
+            return Verdict(both, "shown by both the record of the collectives and the stacks")
         others = _listed(recorded)
-        return Verdict(seen, f"by the stacks; the record of the collectives names {others} instead")
+        return Verdict(
+            seen, f"shown by the stacks; the record of the collectives names {others} instead"
+        )
     if seen:
-        return Verdict(seen, "by the stacks alone")
+        return Verdict(seen, "shown by the stacks alone")
     if recorded:
-        return Verdict(recorded, "by the record of the collectives alone")
+        return Verdict(recorded, "shown by the record of the collectives alone")
     return Verdict(frozenset(), "")
 
 
@@ -277,7 +279,7 @@ def _what(culprit: HungRank | None) -> str:
         return f"{text}: its process does not answer"
     if culprit.inspection.waits:
         where = _collective(culprit) or "a collective"
-        return f"{text}: it waits in {where}, and the others in another one"
+        return f"{text}: it waits in {where}, and the other ranks wait in another one"
     frame = _innermost(culprit.inspection.stack)
     return f"{text}: {frame}" if frame else text
 

@@ -22,7 +22,7 @@ from ddp_wire.families import Family, Kind
 _JOB = ("namespace", "ddpjob")
 
 INFO = Family(
-    "ddpjob_info", Kind.GAUGE, "Current attempt and image of the job. Always 1.",
+    "ddpjob_info", Kind.GAUGE, "Current attempt and image of the job, as labels. Always 1.",
     (*_JOB, "attempt", "image"),
 )  # fmt: skip
 STATE = Family(

@@ -57,13 +57,15 @@ def test_fork_without_all_gpus_does_not(
 
 def test_fork_of_a_process_that_has_opened_cuda_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     see(monkeypatch, 2, bad_fork=True)
-    assert gpu_problem(TWO_GPUS) == "an import has opened CUDA in the standby"
+    assert gpu_problem(TWO_GPUS) == "an import has initialised CUDA in the standby"
 
 
 def test_torch_without_these_functions_starts_cold(monkeypatch: pytest.MonkeyPatch) -> None:
     see(monkeypatch, 2)
     monkeypatch.delattr(torch.cuda, "_device_count_nvml")
-    assert gpu_problem(TWO_GPUS).startswith("torch does not tell whether a fork can use CUDA")
+    assert gpu_problem(TWO_GPUS).startswith(
+        "torch does not report whether a forked process can use CUDA"
+    )
 
 
 def run_cold(starter: AttemptStarter, launch: Launch) -> None:

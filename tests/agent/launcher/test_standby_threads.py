@@ -61,4 +61,5 @@ def test_standby_with_several_threads_exits_with_the_reason_and_forks_nothing(la
     ended = run_with_thread(late=late)
     assert [list(message) for message in ended.messages] == [["ready"]] * late
     assert ended.code == 1
-    assert ended.error == "ddp-agent: the standby has several threads, so attempts start cold\n"
+    problem = "the standby has several threads and cannot fork safely, so attempts start cold"
+    assert ended.error == f"ddp-agent: {problem}\n"

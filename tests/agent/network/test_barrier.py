@@ -187,7 +187,7 @@ def test_stranger_neither_takes_the_place_of_a_node_nor_completes_the_barrier(
     server.wait(1, ticker())
     assert server.replaced_node() is None, "a stranger would end the attempt"
     assert len(caplog.messages) == 1
-    assert "a message in the name of node" in caplog.text
+    assert "a message that claims to be from node" in caplog.text
     # Without a secret the same messages complete the barrier.
     assert started(unsigned_server, *(arrive(unsigned_server, i, secret=secret) for i in (1, 2)))
 

@@ -116,7 +116,7 @@ def test_status_without_anything_to_wait_for_returns_at_once(served: Served, que
 @pytest.mark.parametrize("query", ["revision=new", "wait=long"])
 def test_status_with_an_invalid_query_is_rejected(served: Served, query: str) -> None:
     code, _, text = served.request(f"/status?{query}")
-    assert (code, text) == (400, "revision and wait must be numbers\n")
+    assert (code, text) == (400, "the parameters revision and wait must be numbers\n")
 
 
 def test_attempt_order_reaches_the_agent(served: Served) -> None:

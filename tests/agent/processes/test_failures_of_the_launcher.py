@@ -24,7 +24,7 @@ def _reaper() -> Iterator[None]:
         yield
 
 
-EMPTY = "python needs a script, a module or code, and gets an empty argument or none"
+EMPTY = "python needs a script, a module or code, but gets none or an empty argument"
 
 
 @pytest.mark.parametrize(

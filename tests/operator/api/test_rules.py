@@ -105,7 +105,7 @@ BROKEN: dict[str, dict[str, Any]] = {
         "sparePriorityClassName": "low",
         "gang": {"type": "Native"},
     },
-    "spec.gang.queue: may be set only with type Volcano, because the others have no queues": {
+    "spec.gang.queue: may be set only with type Volcano, because other types have no queues": {
         "task": TASK,
         "gang": {"type": "Native", "queue": "research"},
     },

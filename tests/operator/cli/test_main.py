@@ -158,7 +158,7 @@ def test_installation_without_the_extra_cli_names_it(
     with pytest.raises(SystemExit) as ended:
         entry.main()
     assert ended.value.code == 2
-    how = "install the extra [cli] of ddp-trainer, in a clone by pip install '.[cli]'"
+    how = "install the extra [cli] of ddp-trainer (in a clone: pip install '.[cli]')"
     assert capsys.readouterr().err == f"ddpjob needs rich: {how}\n"
 
 

@@ -52,7 +52,7 @@ def verdict(*found: HungRank, silent: frozenset[int] = frozenset()) -> tuple[lis
 
 
 def test_a_rank_that_both_witnesses_name() -> None:
-    both = "by both the record of the collectives and the stacks"
+    both = "shown by both the record of the collectives and the stacks"
     assert verdict(waiting(0), busy(1), waiting(2), waiting(3)) == ([1], both)
 
 
@@ -66,7 +66,7 @@ def test_a_rank_that_is_a_collective_ahead_of_the_one_that_it_left_out() -> None
     ahead = waiting(1, 13, last="all_reduce of [7]")
     assert verdict(waiting(0), ahead, waiting(2)) == (
         [1],
-        "by the record of the collectives alone",
+        "shown by the record of the collectives alone",
     )
 
 
@@ -77,7 +77,7 @@ def test_a_process_that_does_not_answer() -> None:
 def test_a_stopped_process_that_waits_in_a_collective() -> None:
     """It has begun the same collective as the others, but the kernel does not run it."""
     stopped = waiting(1, blocked="its process 7 is stopped by a signal")
-    assert verdict(waiting(0), stopped, waiting(2)) == ([1], "by the stacks alone")
+    assert verdict(waiting(0), stopped, waiting(2)) == ([1], "shown by the stacks alone")
 
 
 def test_a_rank_without_any_record() -> None:
@@ -87,17 +87,17 @@ def test_a_rank_without_any_record() -> None:
 
 def test_no_rank_has_a_record() -> None:
     idle = RankInspection(waits=True)
-    assert verdict(hung(0, inspection=idle), busy(1, None)) == ([1], "by the stacks alone")
+    assert verdict(hung(0, inspection=idle), busy(1, None)) == ([1], "shown by the stacks alone")
 
 
 def test_no_process_answers() -> None:
-    assert verdict(hung(0), hung(1)) == ([0, 1], "by the stacks alone")
+    assert verdict(hung(0), hung(1)) == ([0, 1], "shown by the stacks alone")
 
 
 def test_witnesses_that_disagree_are_said_to() -> None:
     ranks, how = verdict(waiting(0, 11), waiting(1), busy(2, 12))
     assert ranks == [2]
-    assert how == "by the stacks; the record of the collectives names rank 0 instead"
+    assert how == "shown by the stacks; the record of the collectives names rank 0 instead"
 
 
 def test_ranks_of_a_silent_agent() -> None:
@@ -135,7 +135,7 @@ def test_operator_ends_a_hung_attempt_and_names_the_rank() -> None:
     assert failure.message == (
         "rank 2 on digits-1 made no progress for 31 s in forward of update 41:"
         ' File "/app/task.py", line 9, in loss while True: pass'
-        " (by both the record of the collectives and the stacks)"
+        " (shown by both the record of the collectives and the stacks)"
     )
     assert failure.traceback == LOOP
     assert failure.time == after(-31)

@@ -88,8 +88,8 @@ def test_restart_of_a_kubernetes_node_is_an_infrastructure_fault(
     assert failure is not None
     assert (failure.reason, failure.cause) == ("ContainerStatusUnknown", Cause.INFRASTRUCTURE)
     assert failure.message == (
-        "digits-1 ended unseen: its Kubernetes node or its container runtime was restarted (exit"
-        f" code {termination.exit_code})"
+        "digits-1 ended unobserved: its Kubernetes node or its container runtime was restarted"
+        f" (exit code {termination.exit_code})"
     )
 
 

@@ -137,7 +137,7 @@ def test_buffers_of_one_rank_are_those_of_all_ranks_that_follow(
     (warning,) = [event["message"] for event in other.events("warning")]
     assert warning == (
         "the checkpoint has the buffers of one rank, but now there are 2 ranks (parallel.buffers is"
-        " per_rank): all ranks start with the same ones"
+        " per_rank): all ranks start with these buffers"
     )
 
 

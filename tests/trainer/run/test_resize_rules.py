@@ -125,7 +125,7 @@ def test_notes_name_residues_that_are_averaged_or_dropped(
     (note,) = messages(trained(launcher, tmp_path, 3, config, 5), "note")
     assert note == (
         "3 ranks instead of 2: each rank starts with the mean of the saved residues of powersgd,"
-        " which adds to the weights what the saved ones would have added"
+        " so their mean over the ranks stays the same"
     )
     assert messages(trained(launcher, tmp_path, 3, config, 6), "note") == []
     dropped = trained(launcher, tmp_path, 3, config | {"parallel": {}}, 7)
@@ -148,14 +148,14 @@ def test_notes_of_a_resize_name_what_depends_on_the_ranks(
     dropout, norm, memory = messages(resized, "note")
     assert dropout == (
         "2 ranks instead of 3: dropout draws other numbers than it would have drawn without the"
-        " change, because each rank has its own"
+        " change, because each rank draws its own"
     )
     assert norm == (
         "2 ranks instead of 3: BatchNorm normalises other parts of each batch, because each rank"
         " normalises its own samples (sync_batch_norm is false)"
     )
     assert memory == (
-        "2 ranks instead of 3: a forward pass has up to 6 samples, before 4; set micro_batch to"
+        "2 ranks instead of 3: a forward pass has up to 6 samples instead of 4; set micro_batch to"
         " limit the memory of a pass"
     )
     # The loss scale is one number, which continues.

@@ -147,7 +147,7 @@ def test_failing_tracker_is_one_warning_and_stops_no_other(
     (warning,) = attempt(tmp_path, 1, 100, 200)
     assert warning == (
         "log.trackers: mlflow failed: ConnectionError: no route to host; training continues, and"
-        " later failures of it are not reported"
+        " later failures of this tracker are not reported"
     )
     assert [step for step, _ in scalars(tmp_path)] == [100, 200]
     assert sum(name == "wandb.Run.log" for name, _ in calls) == 2

@@ -143,7 +143,7 @@ class Trackers:
                 first = (str(error).splitlines() or [""])[0]
                 self._warn(
                     f"log.trackers: {name} failed: {type(error).__name__}: {first}; training"
-                    " continues, and later failures of it are not reported"
+                    " continues, and later failures of this tracker are not reported"
                 )
 
     def _log(self, name: TrackerName, step: int, found: Mapping[str, float]) -> None:

@@ -103,5 +103,5 @@ def test_fork_of_a_standby_that_opened_cuda_is_refused(driver: Driver, tmp_path:
     (package / "__init__.py").touch()
     (package / "torch.py").write_text("import torch\ntorch._C._cuda_getDeviceCount()\n")
     outcome, calls = driver.probe(tmp_path, gpus=2, path=tmp_path)
-    assert outcome["unusable"] == "an import has opened CUDA in the standby"
+    assert outcome["unusable"] == "an import has initialised CUDA in the standby"
     assert {line.split()[0] for line in calls} == {str(outcome["standby"])}

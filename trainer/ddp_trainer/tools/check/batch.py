@@ -27,7 +27,7 @@ def check_batch(batch: Any) -> str | None:
         if callable(getattr(part, "to", None)):
             if _moved(part, path) is None:
                 raise InputError(
-                    f"task: the method to of {kind} ({path}) must return the moved object, but"
+                    f"task: the method to() of {kind} ({path}) must return the moved object, but"
                     " returns None"
                 )
         elif any(isinstance(value, torch.Tensor) for value in vars(part).values()):
@@ -43,8 +43,8 @@ def _moved(part: Any, path: str) -> Any:
         return part.to(torch.device("cpu"))
     except (TypeError, ValueError, AttributeError) as error:
         raise InputError(
-            f"task: the method to of {type(part).__name__} ({path}) must move it to a torch.device:"
-            f" {type(error).__name__}: {error}"
+            f"task: the method to() of {type(part).__name__} ({path}) must move it to a"
+            f" torch.device: {type(error).__name__}: {error}"
         ) from error
 
 

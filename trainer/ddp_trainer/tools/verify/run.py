@@ -67,8 +67,8 @@ def verify(
         print(found.buffers.sentence)
     if repeated and random:
         print(
-            f"{random} depends on the seed, and each rank has its own: turn off random preparation"
-            " of samples in the settings of the task to compare the ranks"
+            f"{random} depends on the seed, and each rank has its own seed: turn off random"
+            " preparation of samples in the settings of the task to compare the ranks"
         )
     equal = all(difference <= plan.tolerance for difference in in_fp64.values())
     equal = equal and (found.buffers is None or found.buffers.valid)
