@@ -96,7 +96,7 @@ def deployment() -> JSON:
     return {"metadata": {"name": NAME}, "spec": spec}
 
 
-async def test_helm_test_names_the_defect_until_there_is_none(
+async def test_helm_test_names_each_defect_of_an_installation_until_it_is_mended(
     helm_test: HelmTest, api: Api, namespace: str
 ) -> None:
     place = f"the Deployment {NAME} in the namespace {namespace}"

@@ -22,7 +22,7 @@ _ATTEMPT = "ddp-trainer.dev/attempt"
 
 
 @pytest.mark.parametrize("kind", ["pods", "services", "networkpolicies"])
-async def test_random_update_of_the_operator_changes_nothing_else(
+async def test_random_update_by_the_operator_changes_only_allowed_fields(
     control_plane: ControlPlane, api: Api, namespace: str, kind: str
 ) -> None:
     """What the API server would store differs by the attempt and the end of the pod alone."""

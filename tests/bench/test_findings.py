@@ -79,7 +79,7 @@ def named(peer: str) -> Findings:
     return found
 
 
-def test_verdict_names_a_faster_peer() -> None:
+def test_verdict_names_a_faster_framework() -> None:
     missed = "; ".join(trainer.misses(findings(1.0, peer=0.97)))
     assert "of Peer, goal 1: missed" in missed
 
@@ -110,7 +110,7 @@ def test_differing_minimal_loops_give_no_verdict_on_times() -> None:
     assert "the two minimal loops differ" in trainer.verdicts([unfair])
 
 
-def test_counts_and_weights_have_goals_on_any_machine() -> None:
+def test_goals_for_counts_and_weights_apply_on_any_machine() -> None:
     found = findings(1.0, noise=1.0)
     found.counts[OURS] = COUNTS | {"host syncs": 1.0}
     found.weight_difference["Peer"] = 1e-3

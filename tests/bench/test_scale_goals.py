@@ -18,7 +18,7 @@ from bench.scale.policy import PolicyCost
 from bench.scale.starts import Starts
 
 
-def test_one_request_too_many_misses_the_goal() -> None:
+def test_one_api_request_too_many_misses_the_goal() -> None:
     figures = of_one_job(OneJob(nodes=1000, requests=1009))
     assert [one.name for one in figures if one.missed] == ["requests to Running"]
     assert "| 1 job x 1,000 pods | requests to Running | 1,009  (missed) | 1,008 |" in table(
@@ -26,7 +26,7 @@ def test_one_request_too_many_misses_the_goal() -> None:
     )
 
 
-def test_figures_at_their_goals_miss_none() -> None:
+def test_figures_equal_to_their_goals_miss_no_goal() -> None:
     many = ManyJobs(1000, 4, status_p99=1.0, resident_megabytes=256.0, cores=0.3)
     many.megabytes_before, many.megabytes_after = 100.0, 120.0
     assert not [one for one in of_many_jobs(many) if one.missed]
@@ -46,7 +46,7 @@ def test_cost_of_the_policy_has_a_goal_for_each_creator() -> None:
     assert missed == ["as a multiple of that without the policy, by the operator"]
 
 
-def test_one_small_job_that_waits_too_long_misses_the_goal() -> None:
+def test_one_small_job_that_waits_too_long_misses_the_scale_goal() -> None:
     missed = [one.name for one in of_starts(Starts([0.1, 2.1, 0.1], 20.0)) if one.missed]
     assert missed == ["apply to first pod, longest"]
     assert not [one for one in of_starts(Starts([0.1, 2.0], 20.0)) if one.missed]

@@ -120,7 +120,7 @@ def test_operator_names_a_hung_rank_with_the_default_limits(
 
 @pytest.mark.sweep
 @pytest.mark.timeout(1800)
-def test_slow_work_is_no_hang_and_equal_ranks_are_no_stragglers(
+def test_slow_work_does_not_count_as_a_hang_and_equal_ranks_not_as_stragglers(
     cluster: Cluster, namespace: str
 ) -> None:
     """Ten minutes of two jobs at once.

@@ -30,7 +30,7 @@ def check_runs_again(job: Job, attempt: int) -> None:
 
 
 @pytest.mark.usefixtures("unreachable")
-def test_job_starts_recovers_suspends_and_ends_without_a_word_from_its_agents(
+def test_job_starts_and_recovers_and_suspends_and_ends_with_unreachable_agents(
     cluster: Cluster, namespace: str
 ) -> None:
     job = UnaskedJob.apply(cluster, namespace, long_job())

@@ -70,7 +70,7 @@ def stored(bench: Bench) -> Manifest:
     return found
 
 
-async def test_child_is_created_before_the_pods_and_then_causes_no_request() -> None:
+async def test_child_that_pods_need_is_created_first_and_then_causes_no_request() -> None:
     bench = Bench()
     await bench.reconcile_until_idle()
     created = [write for write in bench.cluster.writes if write.startswith("create")]
@@ -81,7 +81,7 @@ async def test_child_is_created_before_the_pods_and_then_causes_no_request() -> 
     assert len(bench.cluster.writes) == before
 
 
-async def test_child_that_pods_do_not_need_is_created_beside_them(
+async def test_child_that_pods_do_not_need_is_created_at_the_same_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     later = ChildKind(NAME, "v1", "configmaps", (), build_config_map, ("data",), before_pods=False)
@@ -120,7 +120,7 @@ async def test_child_of_another_owner_does_not_count() -> None:
     assert bench.written_since(before)[0] == "create ConfigMap digits"
 
 
-async def test_relist_finds_that_a_child_is_gone() -> None:
+async def test_relist_detects_a_deleted_child() -> None:
     bench = Bench(watched=False)
     bench.cache.replace(bench.cluster.snapshot())
     await bench.reconcile()

@@ -48,7 +48,7 @@ def test_no_two_classes_share_a_name() -> None:
     assert ambiguous(found) == {}
 
 
-def test_the_search_finds_names_of_nested_classes_and_of_private_ones() -> None:
+def test_search_finds_names_of_nested_and_private_classes() -> None:
     assert class_names("class Plan:\n    class _Part: pass") == ["Plan", "_Part"]
     assert ambiguous({"Plan": ["a/plan.py", "b/plan.py"]})
     assert ambiguous({"_Part": ["a/plan.py", "a/other.py", "b/plan.py"]})

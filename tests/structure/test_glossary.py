@@ -77,13 +77,13 @@ def without_old_fields(text: str) -> str:
     return text
 
 
-def test_each_identifier_exists() -> None:
+def test_each_identifier_of_the_glossary_exists() -> None:
     identifiers = [row[2].strip("`") for row in rows()]
     assert len(identifiers) > 25
     assert [identifier for identifier in identifiers if not exists(identifier)] == []
 
 
-def test_each_concept_has_one_row_and_one_meaning() -> None:
+def test_each_term_of_the_glossary_has_one_row_and_one_meaning() -> None:
     terms = [row[0] for row in rows()]
     assert sorted(set(terms)) == sorted(terms)
     assert all(row[1].endswith(".") for row in rows())
@@ -99,7 +99,7 @@ def test_no_retired_word_is_in_a_product_file() -> None:
     assert found == set()
 
 
-def test_the_search_finds_words_inside_identifiers() -> None:
+def test_search_for_retired_words_finds_them_inside_identifiers() -> None:
     assert {"ladder", "vigil"} <= words("class AgentVigil: ladder_step = 1")
     assert not exists("ddp_operator.api.job.Missing")
     assert not exists("ddp_operator.missing")

@@ -41,7 +41,7 @@ def test_each_page_is_two_steps_from_the_index() -> None:
     assert pages - reachable(INDEX, STEPS) == set()
 
 
-def test_each_page_of_a_reader_is_in_the_index() -> None:
+def test_each_written_page_is_in_the_index() -> None:
     pages = {page for home in ("use", "operate", "develop") for page in (DOCS / home).glob("*.md")}
     assert pages - linked(INDEX) == set()
 
@@ -53,7 +53,7 @@ def test_written_pages_have_at_most_2500_words() -> None:
     assert {page: lengths[page] for page in limited if lengths[page] > MOST_WORDS} == {}
 
 
-def test_first_page_has_at_most_900_words() -> None:
+def test_readme_has_at_most_900_words() -> None:
     assert words(ROOT / "README.md") <= MOST_README_WORDS
 
 

@@ -20,7 +20,7 @@ def hard() -> Iterator[int]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, found))
 
 
-def test_soft_limit_of_open_files_is_raised_but_not_without_bound(
+def test_soft_limit_of_open_files_is_raised_up_to_a_bound(
     hard: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert describe_open_files().startswith("the limit is 256 open files")
@@ -60,7 +60,7 @@ program.main()
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_each_program_raises_its_soft_limit_before_its_work(program: str) -> None:
+def test_each_program_raises_its_limit_of_open_files_before_its_work(program: str) -> None:
     script = LOW_LIMIT.format(program=PROGRAMS[program])
     ended = subprocess.run(
         [sys.executable, "-c", script],

@@ -49,7 +49,7 @@ def at_its_end(store: TCPStore) -> Thread:
 
 
 @pytest.mark.usefixtures("_patched")
-def test_node_waits_for_the_others_for_longer_than_torchrun_does(
+def test_node_waits_for_other_nodes_longer_than_unpatched_torchrun(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     gave_up, wait = Event(), store_util.barrier

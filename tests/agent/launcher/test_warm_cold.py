@@ -97,7 +97,7 @@ def draws(result: Result) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.stem)
-def test_program_shows_the_same_warm_and_cold(
+def test_program_prints_the_same_after_a_warm_and_a_cold_start(
     standby: Standby, tmp_path: Path, program: Path
 ) -> None:
     cold, forked = (prepared(tmp_path, attempt, str(program)) for attempt in (1, 2))
@@ -111,7 +111,7 @@ def test_program_shows_the_same_warm_and_cold(
 
 
 @pytest.mark.slow
-def test_missing_module_of_a_package_is_one_line_warm_and_cold(
+def test_missing_module_is_one_line_of_error_after_a_warm_and_a_cold_start(
     standby: Standby, tmp_path: Path
 ) -> None:
     cold, forked = (prepared(tmp_path, attempt, "-m", "os.nofile") for attempt in (1, 2))

@@ -125,14 +125,14 @@ def test_all_nodes_start_once_the_last_one_has_arrived(server: BarrierServer) ->
     assert started(server, first, second)
 
 
-def test_nodes_of_another_attempt_do_not_count(server: BarrierServer) -> None:
+def test_barrier_ignores_nodes_of_another_attempt(server: BarrierServer) -> None:
     first, second = arrive(server, 1, attempt=2), arrive(server, 2, attempt=1)
     assert not started(server)
     announce(server, second, 2)
     assert started(server, first, second, attempt=2)
 
 
-def test_a_node_that_ended_while_it_waited_does_not_count(server: BarrierServer) -> None:
+def test_barrier_ignores_a_node_that_ended_while_it_waited(server: BarrierServer) -> None:
     first, second = arrive(server, 1), arrive(server, 2)
     first.close()
     assert not started(server)
@@ -140,7 +140,7 @@ def test_a_node_that_ended_while_it_waited_does_not_count(server: BarrierServer)
     assert started(server, first, second)
 
 
-def test_a_replaced_node_takes_the_place_of_the_one_that_waited(server: BarrierServer) -> None:
+def test_replacement_of_a_waiting_node_takes_its_place(server: BarrierServer) -> None:
     lost = arrive(server, 1)
     successor, second = arrive(server, 1), arrive(server, 2)
     assert started(server, successor, second)
@@ -157,7 +157,7 @@ def test_server_reports_a_node_that_was_replaced_after_the_start(server: Barrier
     assert server.replaced_node() is None
 
 
-def test_node_that_missed_the_start_receives_it_again(server: BarrierServer) -> None:
+def test_barrier_repeats_the_start_to_a_node_that_missed_it(server: BarrierServer) -> None:
     first, second = arrive(server, 1), arrive(server, 2)
     assert started(server, first)
     second.close()
@@ -173,7 +173,7 @@ def test_agents_of_other_jobs_and_unknown_nodes_are_refused(server: BarrierServe
 
 
 @pytest.mark.parametrize("secret", ["", OTHER_SECRET], ids=["none", "of another job"])
-def test_stranger_neither_takes_the_place_of_a_node_nor_completes_the_barrier(
+def test_unsigned_arrival_neither_takes_a_place_nor_completes_the_barrier(
     server: BarrierServer,
     unsigned_server: BarrierServer,
     secret: str,
@@ -249,7 +249,7 @@ def test_idle_connections_keep_no_node_from_the_barrier(server: BarrierServer) -
     assert 36 <= sum(closed) < 100
 
 
-def test_new_connections_displace_none_that_may_still_answer(
+def test_new_connection_displaces_no_connection_that_may_still_answer(
     server: BarrierServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise, who connects often enough keeps every node away."""
@@ -299,7 +299,7 @@ def is_refused(server: BarrierServer, recording: bytes) -> None:
     wait_until(lambda: server.replaced_node() is None and replay(), "it is refused")
 
 
-def test_recorded_arrival_takes_no_place_and_keeps_no_node_away(
+def test_replayed_arrival_takes_no_place_and_keeps_no_node_away(
     server: BarrierServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A recording of a living agent, also of this attempt, repeated before and after it arrives."""
@@ -323,7 +323,7 @@ def test_recorded_arrival_takes_no_place_and_keeps_no_node_away(
     assert "or was replayed" in caplog.text
 
 
-def test_agent_that_was_replaced_ends_no_attempt(server: BarrierServer) -> None:
+def test_old_agent_of_a_replaced_node_ends_no_attempt(server: BarrierServer) -> None:
     """It may still run on a node that was cut off, and connect again."""
     old = Arrival(job_uid=JOB, attempt=1, node_index=1, agent="replaced")
     link, _ = recorded_with(server, old)
@@ -335,7 +335,7 @@ def test_agent_that_was_replaced_ends_no_attempt(server: BarrierServer) -> None:
     wait_until(lambda: server.replaced_node() is None and closed(), "it is refused")
 
 
-def test_recorded_notices_do_not_count() -> None:
+def test_replayed_notices_are_not_counted() -> None:
     notices: list[None] = []
     made = BarrierServer("127.0.0.1", 0, JOB, 2, lambda: notices.append(None), secret=SECRET)
     message = Arrival(job_uid=JOB, attempt=1, node_index=1, unread=True)
@@ -347,7 +347,7 @@ def test_recorded_notices_do_not_count() -> None:
     made.close()
 
 
-def test_barrier_without_free_files_says_so_and_does_not_spin(
+def test_barrier_without_free_file_descriptors_warns_and_does_not_spin(
     server: BarrierServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     stranger = idle(server)

@@ -109,7 +109,7 @@ def test_long_poll_returns_once_the_status_changes(served: Served) -> None:
 @pytest.mark.parametrize(
     "query", ["revision=7&wait=20", "revision=0&wait=0", "wait=-3", "wait=nan"]
 )
-def test_status_without_anything_to_wait_for_returns_at_once(served: Served, query: str) -> None:
+def test_status_request_without_a_wait_returns_at_once(served: Served, query: str) -> None:
     assert served.request(f"/status?{query}")[0] == 200
 
 
@@ -178,7 +178,7 @@ def test_flood_of_connections_delays_no_probe_and_ends_no_request_of_the_operato
     running.close()
 
 
-def test_server_without_free_files_closes_the_oldest_stranger() -> None:
+def test_server_without_free_file_descriptors_closes_the_oldest_unsigned_connection() -> None:
     running = FakeAgent().server()
     running.start()
     idle, probe = (socket.socket() for _ in range(2))

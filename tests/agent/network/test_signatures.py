@@ -97,7 +97,7 @@ def test_order_without_a_valid_signature_is_refused(
     assert guarded.agent.orders.received == []
 
 
-def test_status_is_a_secret_of_the_job_but_probes_are_open(guarded: Guarded) -> None:
+def test_status_needs_a_signature_and_probes_need_none(guarded: Guarded) -> None:
     """The status has the command line with the id of the rendezvous."""
     _, told, _ = guarded.request("GET", "/status", headers=signed("GET", "/status"))
     assert RUN_ID.encode() in told
@@ -106,7 +106,7 @@ def test_status_is_a_secret_of_the_job_but_probes_are_open(guarded: Guarded) -> 
     assert not [path for path, (_, body, _) in answers.items() if RUN_ID.encode() in body]
 
 
-def test_stranger_reads_the_status_of_an_agent_without_a_secret() -> None:
+def test_agent_without_a_secret_serves_its_status_to_anyone() -> None:
     """The attack of the test above succeeds on a pod of an operator that signed nothing."""
     agent = FakeAgent(training_status())
     server = agent.server()

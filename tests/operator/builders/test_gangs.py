@@ -102,7 +102,7 @@ def test_spares_in_a_gang_have_the_priority_of_the_group(api_version: str) -> No
 
 
 @pytest.mark.parametrize("api_version", SPECS)
-def test_group_object(api_version: str) -> None:
+def test_group_object_has_the_form_of_its_gang_scheduler(api_version: str) -> None:
     defaults = defaults_of(api_version)
     job = job_with(defaults, TYPES[api_version])
     gang = recorded_gang(job)
@@ -144,7 +144,9 @@ MARKS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("api_version", SPECS)
 @pytest.mark.parametrize("overlay", [None, {"spec": {"nodeSelector": {"a": "b"}}}])
-def test_marks_of_a_pod(api_version: str, overlay: dict[str, Any] | None) -> None:
+def test_pod_has_the_fields_that_its_gang_scheduler_needs(
+    api_version: str, overlay: dict[str, Any] | None
+) -> None:
     defaults = defaults_of(api_version, coscheduling_scheduler="batch-scheduler")
     more = {} if overlay is None else {"podTemplate": overlay}
     job = job_with(defaults, TYPES[api_version], **more)
@@ -180,7 +182,7 @@ def test_coscheduling_uses_the_default_scheduler_if_the_installation_names_none(
     assert "schedulerName" not in build_pod(job, 0, 1, defaults)["spec"]
 
 
-def test_pod_has_no_mark_that_the_api_server_would_ignore() -> None:
+def test_pod_has_no_gang_field_that_the_api_server_would_drop() -> None:
     """After an upgrade of the control plane, the recorded group object is not served any more."""
     old, new = defaults_of(versions.NATIVE_1_35), defaults_of(versions.NATIVE_1_36)
     job = job_with(old, GangType.NATIVE)
@@ -200,7 +202,7 @@ def test_pod_has_no_mark_that_the_api_server_would_ignore() -> None:
         ({"type": "Coscheduling"}, GangType.VOLCANO, None),
     ],
 )
-def test_gang_of_a_job(
+def test_gang_settings_of_a_job_fall_back_to_those_of_the_installation(
     given: dict[str, str] | None, default: GangType, expected: tuple[str, str] | None
 ) -> None:
     gangs = Gangs(
@@ -239,11 +241,13 @@ def test_pods_that_are_created_together_get_a_new_group() -> None:
         (GangType.COSCHEDULING, [versions.COSCHEDULING], versions.COSCHEDULING),
     ],
 )
-def test_choice_of_the_api_version(gang: GangType, served: list[str], chosen: str | None) -> None:
+def test_newest_served_api_version_is_used_for_the_group_object(
+    gang: GangType, served: list[str], chosen: str | None
+) -> None:
     assert choose_version(gang, served) == chosen
 
 
-def test_reason_why_a_gang_is_not_available() -> None:
+def test_unavailable_gang_type_is_explained() -> None:
     gangs = Gangs(types=(GangType.NATIVE, GangType.VOLCANO))
     assert gangs.why_not(GangType.NONE) is None
     assert "GenericWorkload" in (gangs.why_not(GangType.NATIVE) or "")
@@ -279,5 +283,7 @@ def _container(*, cpu: Any = None, memory: Any = None, **more: Any) -> dict[str,
         ({"containers": "none"}, {}),
     ],
 )
-def test_resources_of_three_pods(spec: dict[str, Any], total: dict[str, str]) -> None:
+def test_group_object_requests_the_resources_of_all_pods(
+    spec: dict[str, Any], total: dict[str, str]
+) -> None:
     assert times(pod_requests(spec), 3) == total

@@ -27,7 +27,7 @@ HELPERS = Path(__file__).parents[3] / "charts" / "templates" / "_helpers.tpl"
         ({"publishNotReadyAddresses": None}, False),
     ],
 )
-def test_edited_service_is_found(edit: dict[str, Any], intact: bool) -> None:
+def test_edit_of_a_service_is_detected(edit: dict[str, Any], intact: bool) -> None:
     """Addresses that appear only when a pod is ready appear too late for the rendezvous."""
     service = build_service(JOB)
     spec = {key: value for key, value in (service["spec"] | edit).items() if value is not None}

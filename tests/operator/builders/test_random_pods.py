@@ -143,7 +143,7 @@ def built(job: DDPJob) -> bool:
     return True
 
 
-def test_random_specs_are_refused_with_a_sentence_or_give_a_pod_without_power() -> None:
+def test_random_spec_is_refused_with_a_sentence_or_gives_an_unprivileged_pod() -> None:
     draw, schema = Draw(SEED), part("spec")
     allowed = 0
     for _ in range(COUNT):
@@ -156,7 +156,7 @@ def test_random_specs_are_refused_with_a_sentence_or_give_a_pod_without_power() 
     assert COUNT / 10 < allowed < COUNT
 
 
-def test_random_overlays_give_no_pod_with_power_over_the_host() -> None:
+def test_random_overlay_gives_no_privileged_pod() -> None:
     draw = Draw(SEED)
     allowed = 0
     for _ in range(COUNT):

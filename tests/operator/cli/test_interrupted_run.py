@@ -85,7 +85,7 @@ def check_listeners(run: Run, home: Path) -> None:
     assert [one for one in addresses if len(one) != 8 or not one.endswith("7F")] == []
 
 
-def test_run_listens_on_loopback_and_ctrl_c_saves_once(tmp_path: Path) -> None:
+def test_local_run_listens_on_loopback_only_and_saves_once_on_ctrl_c(tmp_path: Path) -> None:
     with started(tmp_path, 0.01, standby=True) as run:
         wait_until((tmp_path / "1.txt").exists, "an update is complete", SECONDS)
         check_listeners(run, tmp_path)

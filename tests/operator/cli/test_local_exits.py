@@ -26,7 +26,7 @@ async def completed(home: Path, **spec: Any) -> str:
     return out.getvalue()
 
 
-async def test_crash_and_hang_after_the_training_cost_no_attempt(tmp_path: Path) -> None:
+async def test_crash_and_hang_after_the_training_cause_no_new_attempt(tmp_path: Path) -> None:
     shown = await completed(
         tmp_path,
         task="tests.operator.cli.exiting_task:build",
@@ -41,7 +41,9 @@ async def test_crash_and_hang_after_the_training_cost_no_attempt(tmp_path: Path)
 
 
 @pytest.mark.parametrize("standby", [True, pytest.param(False, marks=pytest.mark.sweep)])
-async def test_rank_of_a_command_that_does_not_exit(tmp_path: Path, standby: bool) -> None:
+async def test_rank_of_a_command_that_does_not_exit_is_reported(
+    tmp_path: Path, standby: bool
+) -> None:
     script = str(Path(__file__).with_name("exiting_script.py"))
     shown = await completed(tmp_path, command=["python", script], standby=standby)
     assert "rank 1 on exiting-1 did not exit within" in shown

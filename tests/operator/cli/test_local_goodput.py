@@ -87,7 +87,9 @@ def repeated_updates(home: Path, kills: list[list[int]]) -> int:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(int(os.environ.get("DDP_GOODPUT_RUNS", "1"))))
-async def test_ledger_of_a_run_with_killed_ranks(tmp_path: Path, seed: int) -> None:
+async def test_goodput_ledger_of_a_run_with_killed_ranks_is_exact(
+    tmp_path: Path, seed: int
+) -> None:
     rng = random.Random(f"{os.environ.get('DDP_SEED', '0')} {seed}")  # noqa: S311
     kills = [[rng.randrange(2), rng.randrange(SAVE_EVERY + 1, 2 * SAVE_EVERY)] for _ in range(2)]
     out = io.StringIO()

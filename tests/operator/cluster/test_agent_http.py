@@ -116,7 +116,7 @@ async def test_hostile_answer_costs_little(kind: str, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("begin", [b"HTTP/1.1 200 ", OK + b"Content-Length: 200000\r\n\r\n"])
-async def test_answer_in_single_bytes_is_cut_off(begin: bytes) -> None:
+async def test_answer_that_arrives_in_single_bytes_is_cut_off(begin: bytes) -> None:
     sent = 0
 
     def talk(connection: socket.socket) -> None:
@@ -153,7 +153,7 @@ async def counting_server(close_each: bool = False) -> AsyncIterator[tuple[int, 
         yield server.sockets[0].getsockname()[1], requests
 
 
-async def test_connection_is_used_again() -> None:
+async def test_connection_to_an_agent_is_reused() -> None:
     async with counting_server() as (port, requests):
         agents = Agents(port)
         for _ in range(3):
@@ -211,5 +211,7 @@ async def test_connections_are_bounded_and_agents_take_turns(
 @pytest.mark.parametrize(
     ("files", "connections"), [(256, 64), (1024, 832), (64, 16), (-1, 65536), (1 << 30, 65536)]
 )
-def test_limit_of_open_files_leaves_room_for_other_requests(files: int, connections: int) -> None:
+def test_limit_of_open_files_leaves_room_for_requests_to_the_api_server(
+    files: int, connections: int
+) -> None:
     assert connections_for(files) == connections

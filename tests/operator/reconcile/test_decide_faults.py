@@ -79,7 +79,9 @@ def test_status_describes_the_failed_rank() -> None:
     ],
     ids=["exit code", "signal", "signal and message", "no rank known"],
 )
-def test_message_names_the_failed_rank_and_its_end(given: dict[str, Any], message: str) -> None:
+def test_message_names_the_failed_rank_and_its_exit_code_or_signal(
+    given: dict[str, Any], message: str
+) -> None:
     job = active_job()
     plan = plan_for(job, all_pods(job), statuses={1: failed_status(1, **given)})
     assert failure(plan).message == message
@@ -258,7 +260,7 @@ def test_lost_pod_is_the_root_cause_of_secondary_failures() -> None:
     [(None, False), (0.0, False), (1.9, False), (2.0, True), (60.0, True)],
     ids=["first look", "0 s", "1.9 s", "2 s", "60 s"],
 )
-def test_operator_waits_two_seconds_for_the_root_cause_at_any_clocks(
+def test_operator_waits_two_seconds_for_the_root_cause_whatever_the_clocks_show(
     seconds: float | None, acted: bool, skew: float
 ) -> None:
     """The clock of the failed pod's Kubernetes node may be an hour ahead or behind."""

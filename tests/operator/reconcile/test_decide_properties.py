@@ -214,7 +214,7 @@ def written(seen: World, status: DDPJobStatus) -> World:
 
 @settings(max_examples=150)
 @given(worlds())
-def test_every_world_leads_to_a_status_that_the_api_server_accepts(seen: World) -> None:
+def test_any_observed_state_gives_a_status_that_the_api_server_accepts(seen: World) -> None:
     plan = decide(seen, DEFAULTS)
     assert server_findings("status", to_wire(plan.status)) == []
     assert plan.requeue_seconds is None or plan.requeue_seconds >= 0
@@ -222,7 +222,7 @@ def test_every_world_leads_to_a_status_that_the_api_server_accepts(seen: World) 
 
 @settings(max_examples=150)
 @given(worlds())
-def test_status_of_an_unchanging_world_converges(seen: World) -> None:
+def test_status_converges_while_the_observed_state_does_not_change(seen: World) -> None:
     """Each reconcile may write what the one before did not know, until nothing is left to write."""
     for _ in range(12):
         plan = decide(seen, DEFAULTS)
@@ -235,7 +235,7 @@ def test_status_of_an_unchanging_world_converges(seen: World) -> None:
     assert at_rest.events == ()
 
 
-def test_failure_is_written_by_one_reconcile_and_settled_by_two() -> None:
+def test_failure_is_recorded_by_one_reconcile_and_handled_within_two() -> None:
     job = active_job()
     seen = world(job, all_pods(job), statuses={1: failed_status(1)})
     first = written(seen, decide(seen, DEFAULTS).status)
@@ -245,7 +245,7 @@ def test_failure_is_written_by_one_reconcile_and_settled_by_two() -> None:
 
 
 @given(worlds())
-def test_decision_depends_only_on_the_world(seen: World) -> None:
+def test_decision_depends_only_on_the_observed_state(seen: World) -> None:
     assert decide(seen, DEFAULTS) == decide(seen, DEFAULTS)
 
 
@@ -267,7 +267,7 @@ def test_reconcile_increments_counts_by_at_most_one(seen: World) -> None:
 
 @settings(max_examples=150)
 @given(worlds())
-def test_actions_concern_each_pod_once_and_only_existing_pods(seen: World) -> None:
+def test_each_action_concerns_an_existing_pod_and_no_pod_has_two_actions(seen: World) -> None:
     plan = decide(seen, DEFAULTS)
     known = {p.uid: p for p in seen.pods}
     for action in plan.actions:

@@ -71,7 +71,7 @@ def test_event_names_a_few_of_many_ranks() -> None:
     assert event.message.endswith("done: f; and 3 more (the run has succeeded)")
 
 
-def test_problem_of_an_earlier_attempt_is_not_reported() -> None:
+def test_exit_problem_of_an_earlier_attempt_is_not_reported() -> None:
     job = active_job(attempt=2)
     assert exit_events(world(job, all_pods(job), statuses={0: exited(0, STUCK)})) == ()
 
@@ -173,7 +173,7 @@ def test_edit_while_the_ranks_exit_starts_the_new_spec() -> None:
 
 
 @pytest.mark.parametrize(("phase", "exits"), [(RankPhase.DONE, True), (RankPhase.TRAINING, False)])
-def test_message_tells_that_the_ranks_exit(phase: RankPhase, exits: bool) -> None:
+def test_message_says_that_the_ranks_exit(phase: RankPhase, exits: bool) -> None:
     job = active_job()
     report = agent_status(0, ranks=[heartbeat(phase=phase)])
     running = plan_for(job, all_pods(job), statuses={0: report})

@@ -118,7 +118,7 @@ def controls(text: str) -> set[str]:
 
 
 @pytest.mark.parametrize("count", CASES)
-def test_forged_statuses_end_in_plain_words(count: int) -> None:
+def test_forged_agent_statuses_raise_no_error_and_give_plain_text(count: int) -> None:
     """No exception, and no control character in a status or an Event."""
     forger, read = Forger(SEED), 0
     job = active_job()

@@ -132,7 +132,7 @@ def apply(scene: Scene) -> dict[str, PodView]:
 
 @settings(max_examples=300, deadline=None)
 @given(scenes())
-def test_no_group_has_more_living_pods_than_places(scene: Scene) -> None:
+def test_no_group_object_has_more_living_pods_than_its_size(scene: Scene) -> None:
     """Pods beyond the size may exist before. A plan adds none to them."""
     size = scene.job.model_copy(update={"status": scene.plan.status}).nodes
     before = Counter(one.gang_group for one in scene.world.pods if not one.terminal)
@@ -157,7 +157,7 @@ def test_no_pod_is_replaced_before_it_has_ended_or_is_gone(scene: Scene) -> None
 
 @settings(max_examples=300, deadline=None)
 @given(scenes())
-def test_group_comes_before_its_pods_and_goes_after_them(scene: Scene) -> None:
+def test_group_object_is_created_before_its_pods_and_deleted_after_them(scene: Scene) -> None:
     gang = recorded_gang(scene.job.model_copy(update={"status": scene.plan.status}))
     assert gang is not None
     row = row_of(gang.api_version)
@@ -174,7 +174,7 @@ def test_group_comes_before_its_pods_and_goes_after_them(scene: Scene) -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(scenes())
-def test_rules_do_not_depend_on_the_gang_scheduler(scene: Scene) -> None:
+def test_pods_of_a_plan_do_not_depend_on_the_gang_scheduler(scene: Scene) -> None:
     """The pods of a plan are the same as those without a gang: only the group objects differ."""
     pods = scene.job.status.pods
     assert pods is not None

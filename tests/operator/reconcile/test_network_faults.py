@@ -40,7 +40,7 @@ def test_unreachable_node_0_is_an_infrastructure_failure(*, network: bool | None
     assert (failure.pod, failure.message) == ("digits-1", f"digits-1 failed: {MESSAGE}")
 
 
-def test_network_that_fails_after_the_job_trained_is_limited_only_by_its_budget() -> None:
+def test_network_fault_after_the_job_trained_is_limited_only_by_its_budget() -> None:
     stalled = {"stalled_attempts": 2, "last_checkpoint": SAVED, "attempt_start_step": 40}
     job = active_job(attempt=3, formed=False, status=stalled, **SAVES)
     status = plan_for(job, all_pods(job), statuses={1: failed(3)}).status

@@ -38,7 +38,7 @@ def observe(recorded: Any, *, seconds: float = 0.0) -> World:
     )
 
 
-def test_record_is_a_job_whose_agents_all_train(recorded: Any) -> None:
+def test_recorded_job_of_the_previous_release_trains_on_all_nodes(recorded: Any) -> None:
     world = observe(recorded)
     assert len(world.pods) == len(world.agent_statuses) == world.job.spec.nodes
     statuses = world.agent_statuses.values()

@@ -69,7 +69,7 @@ def resized(job: DDPJob, nodes: int) -> DDPJob:
     return new_job(nodes=nodes).model_copy(update={"status": job.status})
 
 
-def test_size_of_an_attempt_is_that_of_its_record() -> None:
+def test_size_of_an_attempt_is_the_recorded_size() -> None:
     """The API server shows the new spec before the operator has acted on it."""
     job = resized(active_job(nodes=2), 3)
     assert job.nodes == 2
@@ -81,7 +81,7 @@ def with_nodes(nodes: int) -> Any:
 
 
 @pytest.mark.parametrize("recorded", [True, False], ids=["recorded", "of an older operator"])
-def test_resize_creates_no_pod_while_one_of_that_node_lives(recorded: bool) -> None:
+def test_resize_creates_no_pod_for_a_node_whose_old_pod_still_lives(recorded: bool) -> None:
     old = active_job(nodes=10 if recorded else 11, status={} if recorded else {"pods": None})
     job = resized(old, 12)
     living = all_pods(old)
@@ -99,7 +99,7 @@ def abandoned(attempt: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("ordered", "attempt"), [("2", 3), ("1", 2)])
-def test_forced_replacement_never_has_the_number_of_the_pod_it_replaces(
+def test_pod_created_after_a_forced_deletion_gets_a_new_attempt_number(
     ordered: str, attempt: int
 ) -> None:
     """The old container may still run, and the fence tells the two apart by their attempts."""
@@ -133,7 +133,7 @@ def test_new_pod_shares_the_secret_of_the_living_ones(secret: str) -> None:
     assert secrets(decide(seen, DEFAULTS).actions) == [secret]
 
 
-def test_dead_and_deleted_pods_pass_no_secret_on() -> None:
+def test_new_pod_takes_no_secret_from_dead_or_deleted_pods() -> None:
     """So the next gang is signed when an older operator created the last one."""
     job = active_job(nodes=2)
     gone = [pod(job, 0, phase="Failed", attempt="0"), pod(job, 1, deleting=True)]

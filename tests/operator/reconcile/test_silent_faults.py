@@ -103,7 +103,7 @@ def test_secondary_failure_without_a_lost_pod_is_an_application_failure(
     assert failure(plan_for(job, all_pods(job), statuses=statuses)).cause is Cause.APPLICATION
 
 
-def test_own_failure_counts_although_another_pod_was_replaced() -> None:
+def test_application_failure_counts_although_another_pod_was_replaced() -> None:
     job = active_job(formed=False)
     statuses = {
         0: failed_status(0, message="E: no", replaced_node=1),
@@ -147,7 +147,7 @@ STOPPED: dict[str, Any] = {"phase": "Preempted", "timeline": JOINED}
 
 
 @pytest.mark.parametrize("answers", [False, True])
-def test_replaced_pod_is_the_stop_origin_of_its_peers(
+def test_stop_of_the_peers_is_attributed_to_the_replaced_pod(
     answers: bool,
 ) -> None:
     """The operator took the pod for a late one: it had not seen that all ranks had joined."""
@@ -174,7 +174,7 @@ def test_replaced_pod_is_the_stop_origin_of_its_peers(
         ({"disruption": "EvictionByEvictionAPI"}, "EvictionByEvictionAPI", Cause.FREE),
     ],
 )
-def test_deleted_pod_is_the_stop_origin_of_its_peers(
+def test_stop_of_the_peers_is_attributed_to_the_deleted_pod(
     peer: dict[str, Any] | None, reason: str, cause: Cause
 ) -> None:
     job = active_job(formed=False)
@@ -226,7 +226,7 @@ REMOVED: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("fields", REMOVED.values(), ids=REMOVED.keys())
 @pytest.mark.parametrize("disruption", [None, "DeletionByTaintManager", "EvictionByEvictionAPI"])
-def test_removed_pod_of_a_waiting_attempt_costs_nothing(
+def test_removed_pod_of_a_waiting_attempt_uses_no_budget(
     fields: dict[str, Any], disruption: str | None
 ) -> None:
     """A job that waits for days for its other pod may lose this one many times."""

@@ -94,7 +94,7 @@ def calls(seen: World) -> int:
 
 
 @pytest.mark.parametrize("state", [starting, half_created, training, failing, hanging])
-def test_decision_is_linear_in_the_number_of_pods(state: Callable[[int], World]) -> None:
+def test_time_of_a_decision_is_linear_in_the_number_of_pods(state: Callable[[int], World]) -> None:
     few, many = calls(state(FEW)), calls(state(MANY))
     assert many < 1.2 * few * MANY / FEW
     assert many < (200 if state is hanging else 70) * MANY, (
@@ -102,7 +102,7 @@ def test_decision_is_linear_in_the_number_of_pods(state: Callable[[int], World])
     )
 
 
-def test_plan_builds_no_manifest_before_it_is_executed() -> None:
+def test_plan_of_9999_pods_builds_manifests_only_when_it_is_executed() -> None:
     plan = decide(starting(9999), DEFAULTS)
     (first, *_) = created = only(plan.actions, CreatePod)
     assert len(created) == 9999

@@ -79,7 +79,7 @@ def test_status_states_why_a_container_did_not_work(
     ],
     ids=["node restarted", "shim killed", "kubelet does not know"],
 )
-def test_restart_of_a_kubernetes_node_is_an_infrastructure_fault(
+def test_container_end_by_a_restart_of_the_kubernetes_node_is_an_infrastructure_fault(
     termination: Termination,
 ) -> None:
     job = active_job()

@@ -96,7 +96,7 @@ async def test_silent_agent_is_polled_again(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize(("phase", "kept"), [("Training", False), ("Failed", True)])
-async def test_only_a_final_status_of_a_silent_agent_is_kept(
+async def test_only_a_final_status_of_an_unreachable_agent_is_kept(
     bench: Bench, phase: str, *, kept: bool
 ) -> None:
     both = [pod(JOB, 0), pod(JOB, 1)]
@@ -167,7 +167,7 @@ async def test_agent_that_does_not_wait_is_not_polled_in_a_busy_loop() -> None:
     assert cluster.requests <= 3
 
 
-async def test_only_node_0_is_asked_every_few_seconds(bench: Bench) -> None:
+async def test_only_node_0_is_polled_every_few_seconds(bench: Bench) -> None:
     """Its progress has no revision. All other agents answer when something happens."""
     for index in (0, 1):
         await bench.cluster.set_status(f"uid-digits-{index}", agent_status(index, revision=1))
@@ -211,7 +211,7 @@ def test_hostile_agent_wakes_its_job_at_a_bounded_rate() -> None:
     assert cluster.requests <= 16 + 100 + 1
 
 
-def test_agent_that_is_asked_again_and_again_answers_at_a_bounded_rate() -> None:
+def test_agent_is_polled_at_a_bounded_rate_however_many_notices_arrive() -> None:
     """Each notice that node 0's agent counts makes the operator ask all agents of a quiet job."""
     asked = [0, 0]
 
@@ -305,7 +305,7 @@ def test_cost_of_hostile_jobs_does_not_grow_with_their_number(jobs: int, size: i
     run_in_fake_time(body())
 
 
-def test_changes_of_a_thousand_agents_at_once_wake_their_job_a_few_times() -> None:
+def test_simultaneous_changes_of_a_thousand_agents_wake_their_job_only_a_few_times() -> None:
     woken: list[float] = []
 
     async def body() -> None:
@@ -338,7 +338,7 @@ def test_progress_of_a_large_fleet_is_read_less_often() -> None:
     run_in_fake_time(body())
 
 
-def test_unreachable_agent_is_asked_again_when_its_pod_becomes_ready() -> None:
+def test_unreachable_agent_is_polled_again_when_its_pod_becomes_ready() -> None:
     """Without this the operator would see the ranks join up to 5 s late."""
     asked: list[float] = []
 
@@ -363,7 +363,7 @@ def test_unreachable_agent_is_asked_again_when_its_pod_becomes_ready() -> None:
     run_in_fake_time(body())
 
 
-async def test_silence_counts_only_if_the_operator_can_reach_the_agents(
+async def test_silence_of_an_agent_counts_only_if_the_operator_reaches_any_agent(
     bench: Bench,
 ) -> None:
     """Otherwise a network policy would make the pods of each tainted node be deleted by force."""

@@ -105,7 +105,7 @@ class Bench:
 
 
 @pytest.mark.parametrize("namespace", ["team-a", "team-b"])
-def test_small_job_waits_for_no_large_job(namespace: str) -> None:
+def test_small_job_does_not_wait_for_the_pods_of_a_large_job(namespace: str) -> None:
     """Four workers take jobs that are not urgent. Each would create all pods of one large job."""
 
     async def body() -> None:

@@ -24,7 +24,7 @@ def use(share: FairShare, now: float) -> float:
     return seconds
 
 
-def test_busy_user_uses_the_shared_rate_while_the_others_are_quiet() -> None:
+def test_busy_user_gets_the_shared_rate_while_other_users_are_idle() -> None:
     busy = budget().share()
     assert [use(busy, START) for _ in range(7)] == [0, 0, 0, 0, 0, 1, 2]
 
@@ -39,7 +39,7 @@ def test_user_within_its_own_rate_never_waits() -> None:
     assert use(quiet, START) > 0
 
 
-def test_user_keeps_its_turn() -> None:
+def test_user_whose_turn_has_come_is_not_made_to_wait_again() -> None:
     found = budget()
     busy, other = found.share(), found.share()
     for _ in range(5):
@@ -65,7 +65,7 @@ def test_clock_that_is_set_back_blocks_no_user() -> None:
     assert busy.wait(START - 3600) == 0
 
 
-def test_rate_of_each_user_may_change() -> None:
+def test_rate_of_each_user_may_be_changed() -> None:
     found = FairBudget(OWN, Rate(burst=1, per_second=0.001), shortest_turn=100.0)
     busy = found.share()
     for _ in range(2):

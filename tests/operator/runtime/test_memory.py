@@ -86,7 +86,7 @@ def caches_of_yarl() -> dict[str, int]:
     return {name: size for name, size in sizes.items() if size}
 
 
-def test_caches_of_addresses_are_emptied() -> None:
+def test_address_caches_of_yarl_are_emptied() -> None:
     for number in range(100):
         assert URL(f"http://10.0.0.{number}:8470/status").with_query("wait=5").raw_host
     assert min(caches_of_yarl().values()) >= 1

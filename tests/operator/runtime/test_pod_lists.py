@@ -118,7 +118,7 @@ class Bench:
         return [one["metadata"]["uid"] for one in self.cache.children("Pod", KEY)]
 
 
-def test_pod_deleted_while_no_watch_ran_is_found_by_its_silence() -> None:
+def test_pod_deleted_while_no_watch_ran_is_found_by_its_silent_agent() -> None:
     async def body() -> None:
         bench = Bench()
         uid = await bench.train()
@@ -147,7 +147,7 @@ def test_idle_jobs_cause_no_list() -> None:
     run_in_fake_time(body())
 
 
-def test_silence_of_a_pod_that_exists_causes_one_list() -> None:
+def test_silent_agent_of_an_existing_pod_causes_one_list() -> None:
     async def body() -> None:
         bench = Bench()
         uid = await bench.train()
@@ -183,7 +183,7 @@ def test_agent_that_answers_again_within_two_seconds_causes_no_list() -> None:
 
 
 @pytest.mark.parametrize("change", [{"ready": False}, {"deleting": True}, {"phase": "Failed"}])
-def test_pod_whose_own_state_explains_the_silence_is_not_listed(change: dict[str, object]) -> None:
+def test_pod_whose_state_explains_the_silence_causes_no_list(change: dict[str, object]) -> None:
     """An agent that has never answered belongs to a pod that starts, unless that pod is ready."""
 
     async def body() -> None:

@@ -38,7 +38,7 @@ def snapshot(*pods: Manifest) -> ClusterSnapshot:
 
 
 @given(EVENTS)
-def test_places_are_those_of_the_living_pods_in_the_cache(
+def test_places_on_kubernetes_nodes_are_those_of_living_pods_in_the_cache(
     events: list[tuple[str, Manifest]],
 ) -> None:
     cache = Cache()

@@ -81,7 +81,7 @@ async def test_deleted_pod_is_replaced_a_fixed_time_after_its_first_sight(
     assert bench.status().attempt == 2
 
 
-async def test_new_process_and_new_pod_begin_to_wait_again() -> None:
+async def test_new_operator_process_and_new_pod_restart_the_wait() -> None:
     bench = ClockBench()
     await bench.train()
     bench.mark_deleted("digits-1", timedelta(0), "EvictionByEvictionAPI")

@@ -30,7 +30,7 @@ class CountingCluster(FakeCluster):
         return AgentAnswer()
 
 
-def test_agents_that_never_answer_are_asked_less_often_the_more_there_are() -> None:
+def test_unreachable_agents_are_polled_less_often_the_more_there_are() -> None:
     """The requests to thousands of them would take CPU time from all jobs."""
 
     async def body() -> None:

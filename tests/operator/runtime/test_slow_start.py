@@ -49,7 +49,7 @@ async def start(server: Server, count: int, most: int = 8) -> "asyncio.Task[int]
     return task
 
 
-async def test_each_success_permits_one_more_request_up_to_the_limit() -> None:
+async def test_each_success_permits_one_more_open_request_up_to_the_limit() -> None:
     server = Server()
     task = await start(server, 40)
     counts = []
@@ -61,7 +61,7 @@ async def test_each_success_permits_one_more_request_up_to_the_limit() -> None:
     assert server.seen == list(range(40))
 
 
-async def test_the_limit_holds_from_the_first_request() -> None:
+async def test_limit_on_open_requests_holds_from_the_first_request() -> None:
     server = Server()
     task = await start(server, 5, most=1)
     while not task.done():
@@ -69,7 +69,7 @@ async def test_the_limit_holds_from_the_first_request() -> None:
     assert server.most_open == 1
 
 
-async def test_a_slow_answer_does_not_hold_the_other_requests() -> None:
+async def test_slow_answer_does_not_delay_the_other_requests() -> None:
     server = Server()
     task = await start(server, 40)
     while len(server.seen) < 40:
@@ -80,7 +80,7 @@ async def test_a_slow_answer_does_not_hold_the_other_requests() -> None:
 
 
 @pytest.mark.parametrize(("quota", "refused"), [(0, 2), (1, 3), (30, 8)])
-async def test_a_refusal_ends_it_after_few_requests(quota: int, refused: int) -> None:
+async def test_refusal_ends_the_turn_after_a_few_requests(quota: int, refused: int) -> None:
     server = Server(quota)
     task = await start(server, 1000)
     while not task.done():
@@ -100,7 +100,7 @@ async def test_cancellation_cancels_all_open_requests() -> None:
     assert all(answer.cancelled() for _, answer in server.open)
 
 
-async def test_nothing_to_send_ends_at_once() -> None:
+async def test_turn_without_requests_ends_at_once() -> None:
     assert await slow_start([], first=2, most=lambda: 8) == 0
 
 

@@ -145,7 +145,7 @@ def change_state(**changes: object) -> Act:
         ),
     ],
 )
-def test_planted_checkpoint_is_damaged_and_an_older_one_is_used(
+def test_planted_checkpoint_counts_as_damaged_and_an_older_one_is_used(
     tmp_path: Path, plant: Act, reason: str
 ) -> None:
     saved(tmp_path, 10, 20)
@@ -157,7 +157,7 @@ def test_planted_checkpoint_is_damaged_and_an_older_one_is_used(
     assert [str(name) for name in names_in(tmp_path)][-1].endswith(".broken")
 
 
-def test_tensors_of_another_model_are_no_damage(tmp_path: Path) -> None:
+def test_tensors_of_another_model_do_not_count_as_damage(tmp_path: Path) -> None:
     """The user has changed the model, and must learn so: an older checkpoint has no other names."""
     saved(tmp_path, 10, 20)
     header = json.dumps({"renamed": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}})
@@ -166,13 +166,13 @@ def test_tensors_of_another_model_are_no_damage(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [f"step-{10**20}.attempt-1", f"step-00000020.attempt-{10**30}"])
-def test_number_that_no_reader_keeps_exactly_is_no_name(tmp_path: Path, name: str) -> None:
+def test_name_with_a_number_above_64_bits_is_no_checkpoint(tmp_path: Path, name: str) -> None:
     saved(tmp_path, 10)
     (tmp_path / name).mkdir()
     assert chosen(tmp_path) == (10, [])
 
 
 @pytest.mark.parametrize("name", ["step-000000000020.attempt-1", "step-٠٠٠٠٠٠٢٠.attempt-1"])
-def test_other_spellings_of_a_number_are_no_names(tmp_path: Path, name: str) -> None:
+def test_name_with_another_spelling_of_the_step_is_no_checkpoint(tmp_path: Path, name: str) -> None:
     (tmp_path / name).mkdir()
     assert chosen(tmp_path) == (None, [])

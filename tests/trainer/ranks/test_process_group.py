@@ -34,7 +34,7 @@ def join_with(monkeypatch: pytest.MonkeyPatch, last_error: str) -> None:
     process_group.join(TWO, torch.device("cuda", 0), timeout_seconds=1)
 
 
-def test_two_ranks_on_one_gpu_are_a_mistake_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_ranks_on_one_gpu_are_an_input_error(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError) as caught:
         join_with(monkeypatch, DUPLICATE)
     assert str(caught.value) == (
@@ -48,7 +48,7 @@ def test_other_errors_of_nccl_are_raised_as_they_are(monkeypatch: pytest.MonkeyP
         join_with(monkeypatch, "ncclSystemError: unhandled system error")
 
 
-def test_timeout_is_set_without_a_warning_of_newer_releases_of_torch(
+def test_process_group_timeout_is_set_without_a_deprecation_warning_of_torch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Since 2.14 there is a public function, and the private one warns in each rank."""

@@ -69,7 +69,7 @@ class Feedbacks:
         return other
 
 
-def test_error_feedback_loses_and_repeats_nothing_when_ranks_come_and_go() -> None:
+def test_error_feedback_loses_and_repeats_no_gradient_over_resizes() -> None:
     draw = torch.Generator().manual_seed(0)
     applied, true = torch.zeros(6), torch.zeros(6)
     feedback = Feedbacks(4)
@@ -138,7 +138,7 @@ def test_notes_name_residues_that_are_averaged_or_dropped(
 
 
 @pytest.mark.slow
-def test_notes_of_a_resize_name_what_depends_on_the_ranks(
+def test_notes_of_a_resize_name_results_that_depend_on_the_number_of_ranks(
     launcher: Launcher, tmp_path: Path
 ) -> None:
     task = {"dropout": 0.3, **NORM}
@@ -196,7 +196,7 @@ def test_batch_norm_of_each_rank_makes_the_weights_depend_on_the_number_of_ranks
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 5])
-def test_without_micro_batch_the_ranks_together_pass_a_whole_batch_at_once(world: int) -> None:
+def test_without_micro_batch_each_update_is_one_pass_over_all_ranks(world: int) -> None:
     config = resolve({"global_batch": 12})
     assert config.batch_split(world).accumulation == 1
 

@@ -168,7 +168,7 @@ def check_samples(updates: list[tuple[list[int], float]]) -> None:
         for place, (name, config) in enumerate(CASES)
     ],
 )
-def test_chain_of_resizes_ends_with_the_weights_of_a_fixed_size(
+def test_run_with_many_resizes_ends_with_the_weights_of_a_fixed_size(
     launcher: Launcher,
     tmp_path: Path,
     config: dict[str, Any],
@@ -196,7 +196,7 @@ def test_chain_of_resizes_ends_with_the_weights_of_a_fixed_size(
     ],
     ids=json.dumps,
 )
-def test_chain_of_resizes_uses_each_sample_once_with_inexact_reductions(
+def test_run_with_many_resizes_uses_each_sample_once_with_compressed_gradients(
     launcher: Launcher, tmp_path: Path, parallel: dict[str, Any]
 ) -> None:
     config = BASE | PLAIN | {"parallel": parallel}

@@ -72,7 +72,7 @@ def driver(cuda_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Drive
     return Driver(cuda_python, folder)
 
 
-def test_torch_that_asks_the_driver_is_recorded(driver: Driver) -> None:
+def test_call_of_torch_to_the_cuda_driver_is_recorded(driver: Driver) -> None:
     """Otherwise an empty record would prove nothing."""
     script = "import torch; print(torch._C._cuda_getDeviceCount())"
     output, calls = driver.run("-c", script, gpus=0)
@@ -80,7 +80,9 @@ def test_torch_that_asks_the_driver_is_recorded(driver: Driver) -> None:
     assert any(line.endswith(" cuInit") for line in calls)
 
 
-def test_standby_makes_no_call_and_its_fork_may(driver: Driver, tmp_path: Path) -> None:
+def test_standby_makes_no_driver_call_and_its_forked_ranks_do(
+    driver: Driver, tmp_path: Path
+) -> None:
     outcome, calls = driver.probe(tmp_path, gpus=2)
     assert outcome["code"] == 0
     ranks = outcome["ranks"]
@@ -90,13 +92,15 @@ def test_standby_makes_no_call_and_its_fork_may(driver: Driver, tmp_path: Path) 
     assert [one["nvml_check"] for one in ranks] == [None, None]
 
 
-def test_fork_with_too_few_gpus_is_refused(driver: Driver, tmp_path: Path) -> None:
+def test_fork_that_sees_too_few_gpus_is_refused(driver: Driver, tmp_path: Path) -> None:
     outcome, calls = driver.probe(tmp_path, gpus=1)
     assert outcome["unusable"] == "NVML finds 1 of the pod's 2 GPUs"
     assert calls == []
 
 
-def test_fork_of_a_standby_that_opened_cuda_is_refused(driver: Driver, tmp_path: Path) -> None:
+def test_fork_of_a_standby_that_has_initialised_cuda_is_refused(
+    driver: Driver, tmp_path: Path
+) -> None:
     """An import that asks the driver, as a library might, spoils all forks."""
     package = tmp_path / "safetensors"
     package.mkdir()

@@ -60,7 +60,7 @@ def test_patch_leaves_fields_of_the_api_server_alone() -> None:
     assert lost_fields(stored, SERVICE) == {}
 
 
-def test_refusal_in_a_namespace_that_is_deleted_asks_for_a_pause() -> None:
+def test_refusal_in_a_namespace_that_is_being_deleted_asks_for_a_pause() -> None:
     """The document is that of Kubernetes 1.36."""
     status = {
         "status": "Failure",

@@ -36,7 +36,7 @@ def test_pod_shrinks_to_less_than_a_kilobyte() -> None:
     assert "team" not in kept["metadata"]["labels"]
 
 
-def test_equal_short_strings_of_two_objects_are_one() -> None:
+def test_equal_short_strings_of_two_objects_share_memory() -> None:
     text = json.dumps(real_pod())
     one, other = (keep_used_fields("Pod", json.loads(text)) for _ in range(2))
     assert one == other

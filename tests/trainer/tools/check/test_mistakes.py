@@ -59,7 +59,7 @@ def findings(path: str, **settings: Any) -> tuple[list[str], list[str]]:
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_mistake_is_answered_by_one_sentence(name: str) -> None:
+def test_check_reports_each_mistake_in_one_sentence(name: str) -> None:
     settings = {"global_batch": 32, "task": {"name": name}} | SETTINGS.get(name, {})
     errors, warnings = findings(f"{HOMES.get(name, 'mistakes')}:build", **settings)
     found, others = (warnings, errors) if name in WARNED else (errors, warnings)
@@ -69,7 +69,7 @@ def test_mistake_is_answered_by_one_sentence(name: str) -> None:
     assert re.fullmatch(pattern, sentence), sentence
 
 
-def test_table_has_a_sentence_for_each_mistake() -> None:
+def test_table_of_mistakes_has_a_sentence_for_each_mistake() -> None:
     assert list(SENTENCES) == sorted(MISTAKES)
     assert set(MISTAKES) >= WARNED | SETTINGS.keys()
 
@@ -88,5 +88,5 @@ GOOD: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("path", "settings"), GOOD)
-def test_good_task_has_no_mistake(path: str, settings: dict[str, Any]) -> None:
+def test_check_finds_no_mistake_in_a_correct_task(path: str, settings: dict[str, Any]) -> None:
     assert findings(path, **settings) == ([], [])
