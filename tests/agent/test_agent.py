@@ -152,7 +152,7 @@ def test_agent_stopped_after_a_failed_attempt_exits_with_the_code_of_its_rank(
 def test_agent_exits_if_no_order_follows_a_failed_attempt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: str, limit: float
 ) -> None:
-    """It exits early if nobody has read the failure, because the operator may not reach it."""
+    """The agent exits early if nobody has read the failure: perhaps no operator reaches it."""
     stub_torchrun(monkeypatch, "fail(signal='SIGKILL')")
     node = AgentHarness(tmp_path, tick_seconds=limit / 4)
     node.write_order("1")

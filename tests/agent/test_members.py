@@ -1,4 +1,4 @@
-"""Attempts of some nodes of a job: what an agent starts, and what it does as no member."""
+"""Tests of attempts that exclude some nodes: agents of members start, other agents wait."""
 
 from pathlib import Path
 
@@ -117,7 +117,7 @@ def test_ranks_get_time_to_save_only_before_a_resize(
 def test_ranks_that_stop_before_the_order_arrives_restart_in_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another node has its order already, and all ranks stop at the same step."""
+    """Another node may have its order already, and then all ranks stop at the same step."""
     stub_torchrun(monkeypatch, f"if attempt == 1: fail(rank=0, exitCode={ExitCode.PREEMPTED:d})")
     node = AgentHarness(tmp_path, env=PATTERN)
     node.write_order("1:0")

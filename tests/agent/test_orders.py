@@ -73,7 +73,7 @@ def test_direct_requests_count_like_orders_in_the_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("attempt", [3 + MOST_AHEAD + 1, 2**40, 10**900])
 def test_request_far_ahead_of_the_order_file_is_refused(tmp_path: Path, attempt: int) -> None:
-    """Otherwise one request of a stranger would make the agent ignore the operator for ever."""
+    """Otherwise one request of an attacker would make the agent ignore the operator forever."""
     orders = orders_of(tmp_path)
     (tmp_path / ATTEMPT_FILE).write_text("3")
     assert not orders.accept(request(attempt))

@@ -45,7 +45,7 @@ open(os.path.dirname(__file__) + "/shown", "w").write("\\n".join(shown))
 @pytest.mark.slow
 @pytest.mark.parametrize("standby", ["true", "false"], ids=["warm", "cold"])
 def test_no_process_from_the_rank_to_the_agent_shows_a_secret(tmp_path: Path, standby: str) -> None:
-    """Whole agents, because only their processes have an environment that the kernel keeps."""
+    """The test runs whole agents, because the kernel keeps the environment of each process."""
     program, (pod, job) = tmp_path / "train.py", (random_text(), random_text())
     program.write_text(PROBE)
     (tmp_path / "attempt").write_text("1")

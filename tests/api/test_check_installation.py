@@ -69,7 +69,7 @@ def helm_test(control_plane: ControlPlane, namespace: str, tmp_path: Path) -> He
 
 
 async def make_pod_ready(api: Api, namespace: str) -> None:
-    """Be the kubelet of the only pod of a namespace."""
+    """Report the only pod of a namespace as ready, as its kubelet would."""
 
     async def exists() -> bool:
         return len(await api.list("pods", namespace)) == 1

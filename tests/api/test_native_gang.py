@@ -1,4 +1,4 @@
-"""Native gang scheduling of Kubernetes 1.35: the API server accepts the group and keeps its mark.
+"""Native gang scheduling of Kubernetes 1.35: the API server keeps the group object and pod field.
 
 No scheduler runs here, so the pods wait. The API server, the operator's rights and its admission
 policy are real.

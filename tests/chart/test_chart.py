@@ -305,7 +305,7 @@ def test_pod_monitors_name_the_ports_of_the_pods() -> None:
 
 
 def test_worker_pods_cannot_name_the_series_of_other_jobs() -> None:
-    """A tenant decides what its pod serves."""
+    """A tenant decides which metrics its pods serve."""
     workers = find_one(rendered(*POD_MONITORS), "PodMonitor", "ddp-trainer-workers")["spec"]
     [endpoint] = workers["podMetricsEndpoints"]
     scraped = yaml.safe_load((ROOT / "manifests/prometheus/scrape.yaml").read_text("utf-8"))
@@ -320,7 +320,7 @@ def test_worker_pods_cannot_name_the_series_of_other_jobs() -> None:
 
 
 def test_only_pods_of_the_operators_namespace_can_be_the_operator() -> None:
-    """Its series keep the namespace that they name, and the alerts believe it."""
+    """Series of the operator keep the namespace that they name, and alerts select by it."""
     monitor = find_one(rendered(*POD_MONITORS), "PodMonitor", "ddp-trainer-operator")
     assert "namespaceSelector" not in monitor["spec"]  # Its own namespace, that of the release.
     assert monitor["spec"]["podMetricsEndpoints"][0]["honorLabels"]

@@ -146,7 +146,7 @@ def test_user_roles_are_aggregated_to_the_default_roles_if_enabled(
 
 
 RECORD = ROOT / "tests" / "cluster" / "recorded" / "operator-requests.jsonl"
-"""Requests of the operator to a real API server, one of each kind, without its ends and Leases."""
+"""Requests of the operator to a real API server, one of each kind, without deletions and Leases."""
 LEASES = ("coordination.k8s.io", "leases")
 
 

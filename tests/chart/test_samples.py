@@ -1,4 +1,4 @@
-"""The claim among the samples is the one that the sample jobs mount."""
+"""Test that the sample jobs mount the claim among the samples."""
 
 import yaml
 

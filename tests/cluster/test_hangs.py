@@ -1,4 +1,4 @@
-"""Attempts of which one rank hangs: the status names it, and the run goes on."""
+"""Attempts in which one rank hangs: the status names the rank, and the run goes on."""
 
 import json
 import random
@@ -20,7 +20,7 @@ WAYS = {
     "worker": "in data of update",
     "collective": "backward of update",
 }
-"""What the message shows of each way to hang."""
+"""Text that the message shows for each way to hang."""
 
 
 def hanging_job(

@@ -1,4 +1,4 @@
-"""Tests of what keeps a job from starting: the job reports it, pays no restart and recovers."""
+"""Tests of obstacles to a start: the job reports the obstacle, uses no budget and recovers."""
 
 import json
 from collections.abc import Iterator

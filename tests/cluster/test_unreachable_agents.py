@@ -21,7 +21,7 @@ def unreachable(cluster: Cluster) -> Iterator[None]:
 
 
 def check_runs_again(job: Job, attempt: int) -> None:
-    """Wait until the job runs in this attempt. The limit is that of the fault matrix."""
+    """Wait until the job runs in this attempt, at most as long as the fault matrix states."""
 
     def runs() -> bool:
         return job.status.get("attempt") == attempt and job.reason == "Running"

@@ -288,7 +288,7 @@ async def test_deleted_pod_that_no_watch_reports_is_found_by_its_silent_agent(
 async def test_watches_of_a_namespace_that_refuses_the_operator_retry(
     api: FakeApi, tmp_path: Path
 ) -> None:
-    """The watches of the other namespace go on, and those of this one need no restart."""
+    """The watches of other namespaces continue, and the refused watches need no restart."""
     jobs: dict[str, Any] = {}
     written, tries, refused = set[str](), list[str](), True
     for namespace in ("a", "b"):

@@ -1,4 +1,4 @@
-"""A further kind of child is one row of the table and its builder."""
+"""Tests that a new kind of child needs only a row of the table and a builder."""
 
 import asyncio
 from collections.abc import AsyncIterator

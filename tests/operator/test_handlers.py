@@ -52,7 +52,7 @@ async def test_deleted_job_is_dropped_and_queued() -> None:
 
 
 async def test_handled_event_keeps_no_spec_or_status_or_managed_fields() -> None:
-    """kopf holds it until the next full garbage collection."""
+    """kopf keeps a handled event until the next full garbage collection."""
     bench = Bench()
     large = job_manifest()
     large["metadata"]["managedFields"] = [{"fieldsV1": {}}]

@@ -1,4 +1,4 @@
-"""The page about gangs has one manifest for each gang scheduler, and it works as it stands."""
+"""Tests that the page about gangs has a working manifest for each gang scheduler."""
 
 import re
 from pathlib import Path

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.cluster
 WHEELS = Path(os.environ.get("DDP_WHEELS", "../shared/wheels"))
 PREFIX = "/opt/ddp-trainer/"
 PACKAGES = re.compile(r"/opt/ddp-trainer/lib/python3\.\d+/site-packages/[^/]+")
-"""Places of packages that pip lists. Packages within others are in the bill only."""
+"""Folders of packages that pip lists. The bill of materials also lists vendored packages."""
 DIGITS = ("train", "--task=ddp_trainer.tasks.miniresnet:build", "--max_steps=3", "--device=cpu")
 
 
@@ -30,7 +30,7 @@ def archive_of(target: str) -> tuple[Path, str]:
 
 
 def arguments_of(target: str) -> tuple[dict[str, str], Path | None]:
-    """Return the build arguments and the wheels, as `tests.harness.install` has them."""
+    """Return the build arguments and the wheels folder that `tests.harness.install` uses."""
     if target == "operator":
         return {}, None
     cpu = any(WHEELS.glob("torch-*+cpu-*"))
@@ -48,7 +48,7 @@ def trainer(tmp_path_factory: pytest.TempPathFactory) -> Sandbox:
 
 
 def listed_by_pip(sandbox: Sandbox) -> set[tuple[str, str]]:
-    """Return what the base image's pip lists: it works on the packages of this project."""
+    """Return the packages that the base image's pip lists among the image's packages."""
     done = sandbox.run("pip", "list", "--format=json")
     assert done.returncode == 0, done.stderr
     return {(entry["name"], entry["version"]) for entry in json.loads(done.stdout)}

@@ -11,7 +11,7 @@ HOMES = (ROOT / "operator", ROOT / "trainer")
 PRODUCT = ("operator", "trainer", "charts", "manifests", "docs", "README.md", "CONTRIBUTING.md")
 TEXT = {".py", ".md", ".yaml", ".tpl", ".json", ".txt"}
 OLD_FIELDS = ("toldMilliseconds", '"news"', "`news`")
-"""Old JSON names, which older releases write or read, as code and documents quote them."""
+"""Old JSON names that older releases write or read. Code and documents quote these names."""
 
 
 def rows() -> list[list[str]]:
@@ -42,7 +42,7 @@ def exists(identifier: str) -> bool:
 
 
 def defines(tree: ast.Module | ast.ClassDef, names: list[str]) -> bool:
-    """Return whether a module or class defines a name, or a class in it the rest of the names."""
+    """Return whether a module or class defines a dotted name, also through nested classes."""
     if not names:
         return True
     for node in tree.body:

@@ -1,4 +1,4 @@
-"""The operator in the tests allocates memory as in its image."""
+"""Tests that the operator's tests use the allocator settings of the image."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Who imports whom: the contract is the only thing that operator and agent share."""
+"""Tests of imports between packages: operator and agent share only the wire contract."""
 
 import ast
 import subprocess
@@ -13,7 +13,7 @@ AGENT = sorted((ROOT / "trainer" / "ddp_agent").rglob("*.py"))
 
 
 def imported(path: Path) -> Iterator[str]:
-    """Full names of what a module imports, wherever the statement stands in it."""
+    """Return the full names of all imports of a module, also within functions."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)

@@ -1,4 +1,4 @@
-"""A reader finds each page within two steps, and can read it at once."""
+"""Tests that each page is reachable within two steps and short enough to read."""
 
 import re
 from pathlib import Path
@@ -22,7 +22,7 @@ def linked(page: Path) -> set[Path]:
 
 
 def reachable(start: Path, steps: int) -> set[Path]:
-    """Return all pages that at most so many steps lead to."""
+    """Return all pages that are reachable in at most this many steps."""
     found = newest = {start}
     for _ in range(steps):
         newest = {target for page in newest for target in linked(page)} - found
@@ -31,7 +31,7 @@ def reachable(start: Path, steps: int) -> set[Path]:
 
 
 def words(page: Path) -> int:
-    """Return the number of words of a page, with those of its tables and examples."""
+    """Return the number of words of a page, including tables and examples."""
     return len(page.read_text(encoding="utf-8").split())
 
 

@@ -34,12 +34,12 @@ NO_VARIABLES = {
 BY_LIBRARIES = {"KUBECONFIG", "HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY"}
 """Variables that only a library reads."""
 BY_PART = {"PET_…", "KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"}
-"""Variables of which the code has a part of the name."""
+"""Variables whose names the code composes from parts."""
 
 
 @cache
 def nodes() -> list[tuple[str, ast.AST]]:
-    """Return the syntax of the whole product, with the name of the file."""
+    """Yield all syntax nodes of the product, each with the name of its file."""
     return [
         (file.name, node)
         for file in PRODUCT
@@ -131,11 +131,10 @@ def test_each_declared_variable_is_in_the_code() -> None:
 def test_attribute_docstring_is_the_string_below_the_attribute() -> None:
     class Colour(StrEnum):
         RED = "red"
-        """Of a fire
-        engine."""
+        """Color of a fire engine."""
         GREEN = "green"
         BLUE = "blue"
-        """Of the sky."""
+        """Color of the sky."""
 
     found = attribute_docs.attribute_docs(Colour)
     assert found == {"RED": "Of a fire engine.", "BLUE": "Of the sky."}

@@ -30,7 +30,7 @@ ending.script(lambda: sys.exit(run_both(first, [second])))
 def test_run_of_several_commands_fails_if_one_of_them_fails(
     ends: tuple[int, int, int], code: int, tmp_path: Path
 ) -> None:
-    """The second one runs beside the first one, whose place the third one takes."""
+    """The second command runs in parallel to the first and then the third command."""
     waits = f"while [ ! -e {tmp_path}/b ]; do sleep 0.05; done"
     waits_longer = f"touch {tmp_path}/b; while [ ! -e {tmp_path}/c ]; do sleep 0.05; done"
     scripts = [f"{waits}; exit {ends[0]}", f"{waits_longer}; exit {ends[1]}"]

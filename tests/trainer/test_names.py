@@ -1,4 +1,4 @@
-"""Checkpoints name weights alike, whether or not the task compiles a part of its model."""
+"""Tests that weight names in checkpoints do not depend on torch.compile."""
 
 import torch
 from torch import nn

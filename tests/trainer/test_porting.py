@@ -1,4 +1,4 @@
-"""The first task of docs/use/porting.md works as it stands there."""
+"""Tests that the first task of docs/use/porting.md works unchanged."""
 
 import re
 import sys

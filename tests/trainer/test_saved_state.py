@@ -1,7 +1,7 @@
 """The content of `state.json` stays readable by this release and by earlier ones.
 
 `saved_states.json` holds states that the code before `SavedState` wrote, each with the arguments of
-the run. Record no newer code there: the file stands for checkpoints that exist on volumes.
+the run. Add no states of newer code: the file represents checkpoints that exist on volumes.
 """
 
 import json
@@ -30,7 +30,7 @@ ADDED_LATER = {
     "source": None,
     "data": None,
 }
-"""Keys that the first release did not write, and what their absence means."""
+"""Keys that the first release did not write, with the value that an absent key has."""
 
 
 def state_of(name: str) -> dict[str, Any]:
@@ -39,7 +39,7 @@ def state_of(name: str) -> dict[str, Any]:
 
 
 def exact(document: Any) -> str:
-    """Return a text that differs if a value or its type does: 1 is not 1.0."""
+    """Return a text that shows each value and its type, so that 1 differs from 1.0."""
     return json.dumps(document, sort_keys=True)
 
 

@@ -175,7 +175,7 @@ def test_checkpoint_restores_tied_weights_and_batch_norm(tmp_path: Any) -> None:
 
 def test_random_draws_in_the_loss_depend_only_on_step_and_rank_and_micro_batch() -> None:
     def draws(rank: int, first: int) -> list[tuple[float, ...]]:
-        """Return the draws of the updates from `first` to 3, by update and micro-batch."""
+        """Return the random draws in the updates from `first` to 3, by update and micro-batch."""
         run = opened("sample_tasks:build_drawing", global_batch=10, micro_batch=5)
         run.learner.rank = rank
         updates = [list(update) for update in by_update(on_device(run.train_loader, CPU))]

@@ -10,7 +10,8 @@ from ddp_wire.messages import AgentPhase, AgentStatus, AttemptOrder, Heartbeat
 from ddp_wire.wire_model import WireModel
 
 RECORDED = Path(__file__).parent / "recorded"
-"""Written by the code of commit c9c9f86. `status-all-fields` also has all newer fields."""
+"""Documents written by the code of commit c9c9f86. `status-all-fields` also has all newer
+fields."""
 
 MODELS: dict[str, type[WireModel]] = {
     "attempt-order": AttemptOrder,

@@ -1,4 +1,4 @@
-"""Limit of open files."""
+"""Tests of the limit of open files."""
 
 import os
 import resource
@@ -13,7 +13,7 @@ from ddp_wire.processes import describe_open_files, open_file_limit, raise_open_
 
 @pytest.fixture
 def hard() -> Iterator[int]:
-    """Hard limit of this process, whose soft limit is low during the test."""
+    """Yield the hard limit of open files. The soft limit is low during the test."""
     soft, found = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, found))
     yield found
@@ -44,7 +44,7 @@ PROGRAMS = {
 }
 """Each program, and the function with which its work begins."""
 OPERATOR = {"DDP_OPERATOR_TRAINER_IMAGE": "trainer:1", "DDP_OPERATOR_LEADER_ELECTION": "false"}
-"""Variables without which the operator does not begin."""
+"""Environment variables that the operator needs to start."""
 LOW_LIMIT = """
 import os, resource
 

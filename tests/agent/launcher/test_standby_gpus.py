@@ -88,7 +88,7 @@ def run_cold(starter: AttemptStarter, launch: Launch) -> None:
 def test_agent_starts_cold_and_logs_the_reason_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The standby is real, and so is its verdict: this machine has no GPU."""
+    """The standby is a real process. Its GPU check fails, because this machine has no GPU."""
     given = environment(tmp_path, **{Env.STANDBY: "true"})
     command = property(lambda _: [sys.executable, "-c", ""])
     monkeypatch.setattr(Launch, "command", command)

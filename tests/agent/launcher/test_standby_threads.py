@@ -39,7 +39,7 @@ class Ended:
 def run_with_thread(*, late: bool) -> Ended:
     """Run a standby that gets a second thread, either during or after its imports.
 
-    An order to fork waits for it.
+    The order to fork is in its pipe from the start.
     """
     (orders_in, orders), (messages, messages_out) = os.pipe(), os.pipe()
     os.write(orders, json.dumps({"environment": {}, "arguments": []}).encode() + b"\n")

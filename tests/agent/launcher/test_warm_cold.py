@@ -32,7 +32,7 @@ RANKS = 2
 
 @dataclass
 class Result:
-    """What a program showed."""
+    """Outputs and exit codes of one run of a program."""
 
     codes: list[int | None]
     """Exit code of torchrun, then the code or signal of the rank that failed first."""
@@ -85,13 +85,13 @@ def run(tree: ProcessTree, launch: Launch) -> Result:
 
 
 def normal(text: str, launch: Launch) -> str:
-    """Return output without what differs from one run to the next in any case."""
+    """Return output without the parts that differ between any two runs."""
     text = text.replace(str(launch.log_dir.parent), "HOME")
     return re.sub(r"0x[0-9a-f]+", "0xADDRESS", text)
 
 
 def draws(result: Result) -> list[str]:
-    """Return what the ranks drew at random."""
+    """Return the random numbers that the ranks drew."""
     return [line for text in result.outputs for line in text.splitlines() if "draw" in line]
 
 

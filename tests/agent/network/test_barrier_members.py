@@ -1,4 +1,4 @@
-"""Start barrier of attempts that some nodes of a job have no part in."""
+"""Tests of the start barrier in attempts that exclude some nodes of the job."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -47,7 +47,7 @@ def server(tmp_path: Path) -> Iterator[BarrierServer]:
 
 
 def arrive(server: BarrierServer, seen: Members) -> BarrierClient:
-    """Return a client of a node with its view of the members, after its arrival."""
+    """Return a client of a node, with the members that its order names, after its arrival."""
     client = BarrierClient("127.0.0.1", server.port, JOB, seen.own, secret=SECRET)
     client._digest = seen.digest
     announce(server, client, seen.attempt)

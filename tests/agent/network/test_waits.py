@@ -1,4 +1,4 @@
-"""What keeps a node from the start of an attempt: its report and its limit."""
+"""Tests of the report and the time limit while a node cannot start an attempt."""
 
 import re
 import socket
@@ -42,7 +42,7 @@ class BlockedBarrier(StartBarrier):
         return self.found
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing, because no connection is open."""
 
 
 NETWORK, REFUSED = Obstacle(BLOCKED, is_network=True), Obstacle(BLOCKED, is_refused=True)

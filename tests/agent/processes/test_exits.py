@@ -32,7 +32,7 @@ answer_stack_requests(sys.argv[1], "1")
 threading.Thread(target=threading.Event().wait, name="uploader").start()
 open(sys.argv[1] + "/ready", "w").close()
 """
-"""A program that waits for a thread when it exits, as trackers of experiments leave behind."""
+"""Program that waits for a thread when it exits, as experiment trackers may leave behind."""
 
 DEAF = """
 import signal, sys, time
@@ -69,7 +69,7 @@ class Node:
         return child
 
     def look_for(self, seconds: int, step: int = 5) -> bool:
-        """Look all this time. Return whether the launcher exceeds its limit."""
+        """Check repeatedly for this many seconds. Return whether the launcher exceeds its limit."""
         found = False
         for _ in range(0, seconds, step):
             self.ahead += step
@@ -147,7 +147,7 @@ def test_idle_rank_of_a_command_is_killed_after_another_has_exited(command: Node
 def test_rank_of_a_command_that_waits_in_a_collective_has_no_exit_limit(
     command: Node, frame: str, killed: bool
 ) -> None:
-    """Another rank has exited too early. Then the work is not done."""
+    """Another rank may have exited too early, so the work may not be done."""
     child = command.runs(DEAF)
     wait_until((command.folder / "ready").exists, "the program ignores the request for its stacks")
     stacks = f'Current thread 0x1 (most recent call first):\n  File "{frame}\n'
@@ -158,7 +158,7 @@ def test_rank_of_a_command_that_waits_in_a_collective_has_no_exit_limit(
 
 
 def test_rank_of_a_command_that_computes_has_no_exit_limit(command: Node) -> None:
-    """For example a last evaluation on rank 0."""
+    """The rank may run a last evaluation, for example on rank 0."""
     node = command
     child = node.runs(BUSY)
     for _ in range(20):  # Its CPU time grows in real time only.

@@ -135,7 +135,7 @@ class LostStandby:
         return False
 
     def close(self) -> None:
-        """No process runs."""
+        """Do nothing, because no process runs."""
 
 
 @pytest.mark.parametrize("lost", [1, 2])

@@ -24,7 +24,7 @@ def launch(
     env: Mapping[str, str] | None = None,
     given: Mapping[str, str] | None = None,
 ) -> Launch:
-    """Return a launch for changes `env` of the operator's variables in an environment `given`."""
+    """Return the launch for the operator's variables, changed by `env`, in an environment."""
     changes: dict[str, str | None] = dict(env or {})
     if Env.COMMAND in changes:
         changes[Env.TASK] = None
@@ -82,7 +82,7 @@ def test_environment_variables_of_torchrun_do_not_override_its_arguments(
 
 
 def test_launch_of_a_job_without_a_secret_sets_no_rendezvous_key(tmp_path: Path) -> None:
-    """Its peers are pods of an older operator, which could not read it."""
+    """The peers are pods of an older operator, which could not use a key."""
     assert launch(tmp_path).environment[RENDEZVOUS_KEY_ENV] == ""
 
 

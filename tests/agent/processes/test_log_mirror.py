@@ -1,4 +1,4 @@
-"""Copies of the logs on the shared volume, which never disturb the run."""
+"""Tests of the copies of the logs on the shared volume, which must never disturb the run."""
 
 import sys
 from functools import partial

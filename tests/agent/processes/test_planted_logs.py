@@ -74,7 +74,7 @@ def test_removal_of_old_logs_follows_no_symbolic_link(
 
 
 def copies_into_a_pipe(run: Path) -> bool:
-    """Put a pipe in the place of a copy, and return whether the copying waits."""
+    """Put a pipe in the place of a log copy, and return whether the agent blocks."""
     folder = run / "logs" / "attempt-12" / "node-0"
     folder.mkdir(parents=True)
     pipe = folder / "stdout.log"

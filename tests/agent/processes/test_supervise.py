@@ -1,4 +1,4 @@
-"""Process trees with real processes: all of them end, and all are reaped."""
+"""Tests of process trees with real processes. All processes must end and be reaped."""
 
 import os
 import shutil
@@ -160,7 +160,7 @@ def test_zombie_does_not_count_as_running() -> None:
 
 
 def test_stopped_child_of_a_process_is_found(tmp_path: Path) -> None:
-    """For example a data worker of a rank, for which the rank waits."""
+    """A rank may wait for a stopped child, for example a data worker."""
     path = tmp_path / "child"
     code = f"""
 import os, signal, subprocess, sys, time

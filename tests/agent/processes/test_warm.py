@@ -1,4 +1,4 @@
-"""The warm standby with real torch: ranks are forks, and failures are reported as without it."""
+"""Tests of the warm standby with real torch: forked ranks report failures as new processes do."""
 
 import json
 import os
@@ -85,7 +85,7 @@ def test_ranks_are_forked_with_the_environment_of_their_attempt(
 def test_ranks_start_although_the_store_resolves_addresses_during_the_fork(
     tmp_path: Path,
 ) -> None:
-    """A process that hosts the store would fork ranks that wait for ever for the resolver."""
+    """A process that hosts the store would fork ranks that wait forever for the resolver."""
     given = environment(tmp_path) | with_lasting_lock(tmp_path)
     made = Standby(warm.standby_environment({**os.environ, **given}))
     try:

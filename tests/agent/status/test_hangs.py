@@ -1,4 +1,4 @@
-"""The agent detects that its ranks make no progress, and asks them what they do."""
+"""Tests that the agent detects ranks without progress and inspects them."""
 
 import threading
 import time
@@ -46,7 +46,7 @@ class Node:
         (self.folder / f"{rank}.json").write_text(heartbeat.to_json())
 
     def look_after(self, seconds: float) -> list[HungRank] | None:
-        """Return what the agent finds after looking at it all this time."""
+        """Return the agent's findings after it has checked repeatedly for this many seconds."""
         for _ in range(int(seconds)):
             self.ahead += 1.0
             self.detector.look()
@@ -74,7 +74,7 @@ def test_agent_reports_no_hang_while_one_rank_is_within_its_limit(node: Node) ->
 
 
 def test_second_update_of_an_attempt_may_take_as_long_as_a_start(node: Node) -> None:
-    """No update was measured yet, so a slow one is nothing unusual."""
+    """No update was measured yet, so a slow update may be normal."""
     for rank in (0, 1):
         node.write(rank, updates=0)
     assert node.look_after(1700) is None
@@ -163,7 +163,7 @@ def test_rank_is_a_suspect_before_its_limit_ends_the_attempt(
 
 
 def test_rank_that_compiles_has_the_hang_limit_of_a_start(node: Node) -> None:
-    """For example for the last batch, which has another shape."""
+    """A rank may compile in any update, for example for a last batch of another shape."""
 
     def answer() -> None:
         for rank in (0, 1):

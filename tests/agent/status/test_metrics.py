@@ -93,7 +93,7 @@ def test_rank_times_are_not_part_of_the_agent_status() -> None:
 
 
 def test_state_of_a_gpu_is_read_in_base_units(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The functions replace the driver's, whose units are percent and milliwatts."""
+    """Fake driver functions return percent and milliwatts, as the driver does."""
     answers = {
         "nvmlInit": None,
         "nvmlDeviceGetCount": 1,

@@ -1,4 +1,4 @@
-"""Agent status: which changes wake those who wait for one."""
+"""Tests of which changes of the agent status wake waiting readers."""
 
 import pytest
 

@@ -24,7 +24,7 @@ def shared_operator(launcher: OperatorLauncher) -> Iterator[OperatorProcess]:
 
 ADMISSION = "/apis/admissionregistration.k8s.io/v1"
 CREATIONS_IN_TEN_SECONDS = 8
-"""Requests for one pod at 0, 0.2, 0.4, 0.8 ... s, each delay shortened by up to a half."""
+"""Maximum requests for one pod in 10 s: at 0, 0.2, 0.4, 0.8 ... s, with jitter of up to a half."""
 
 
 async def check_backoff(proxy: FaultProxy, job: Job, since: float) -> None:

@@ -192,7 +192,7 @@ LABEL_WORDS = {
     "a\n": False,
     "ä": False,
 }
-"""Texts, and whether they are the name of a label or its value."""
+"""Texts, with whether each is a valid label name and a valid label value."""
 LABEL_KEYS = LABEL_WORDS | {
     "example.com/rack": True,
     "a/b": True,

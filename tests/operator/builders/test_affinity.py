@@ -31,7 +31,7 @@ def strikes(**counts: int) -> list[StrikeStatus]:
 
 
 def affinity_of(template: Any = None, **counts: int) -> Any:
-    """Return the affinity of a new pod of a job with strikes, with this affinity of its own."""
+    """Return the affinity of a new pod of a job that has strikes and this affinity."""
     spec: dict[str, Any] = {}
     if template is not None:
         spec["podTemplate"] = {"spec": {"affinity": template}}
@@ -68,7 +68,7 @@ def test_pod_prefers_nodes_with_fewer_than_two_strikes() -> None:
     ],
 )
 def test_strikes_are_added_to_the_affinity_of_the_job(own: Any, expected: Any) -> None:
-    """Before, a preference of the podTemplate replaced the one against the struck node."""
+    """A preference of the podTemplate must not replace the preference against struck nodes."""
     assert affinity_of(own) == own
     assert affinity_of(own, a=2) == expected
 
@@ -96,7 +96,7 @@ TERMS = st.lists(
 
 
 def items_at(affinity: Any, group: str, rule: str) -> Any:
-    """Return the value of a list of an affinity, [] if it is not there, None for a wrong type."""
+    """Return the value of a list of an affinity. [] if it is absent, None for a wrong type."""
     for name in (group, rule):
         if not isinstance(affinity or {}, dict):
             return None
@@ -105,7 +105,7 @@ def items_at(affinity: Any, group: str, rule: str) -> Any:
 
 
 def others(affinity: Any, places: set[tuple[str, str]]) -> Any:
-    """Return all parts of an affinity but the lists at some places and empty groups."""
+    """Return an affinity without the lists at some places and without empty groups."""
     if not isinstance(affinity, dict):
         return {}
     rules = {name: {rule for group, rule in places if group == name} for name in affinity}
@@ -136,7 +136,7 @@ def test_terms_are_appended_to_any_affinity_of_the_job(own: Any, terms: list[Ter
 
 
 def test_required_term_of_node_affinity_is_refused() -> None:
-    """It would be an alternative to those of the job."""
+    """Such a term would be an alternative to the terms of the job, not an addition."""
     with pytest.raises(ValueError, match="alternatives"):
         Term(NODES, REQUIRED, {})
 

@@ -1,4 +1,4 @@
-"""What each gang scheduler needs: its group object, and the marks of the pods."""
+"""Tests of the group object and the pod fields that each gang scheduler needs."""
 
 import json
 from dataclasses import replace
@@ -78,7 +78,7 @@ def test_group_of_an_elastic_job_needs_its_smallest_size(api_version: str) -> No
 
 @pytest.mark.parametrize("api_version", SPECS)
 def test_edit_of_the_smallest_size_leaves_the_group_alone(api_version: str) -> None:
-    """Kubernetes refuses to change the size of a group, and no pod would be ordered any more."""
+    """Kubernetes refuses to change the size of a group object."""
     defaults = defaults_of(api_version)
     job = job_with(defaults, TYPES[api_version], elastic={"minNodes": 2})
     elastic = job.spec.elastic
@@ -183,7 +183,7 @@ def test_coscheduling_uses_the_default_scheduler_if_the_installation_names_none(
 
 
 def test_pod_has_no_gang_field_that_the_api_server_would_drop() -> None:
-    """After an upgrade of the control plane, the recorded group object is not served any more."""
+    """After an upgrade, the API server may not serve the version of the recorded group object."""
     old, new = defaults_of(versions.NATIVE_1_35), defaults_of(versions.NATIVE_1_36)
     job = job_with(old, GangType.NATIVE)
     pod = build_pod(job, 0, 1, new)

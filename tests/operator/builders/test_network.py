@@ -1,4 +1,4 @@
-"""The NetworkPolicy of a job: whom it lets in, and in which form the API server stores it."""
+"""Tests of a job's NetworkPolicy: admitted peers, and the form that the API server stores."""
 
 from typing import Any
 

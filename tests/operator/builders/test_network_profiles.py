@@ -1,4 +1,4 @@
-"""Network profiles: the variables of each one, what precedes them, and the page about them."""
+"""Tests of network profiles: their variables, their precedence, and the page about them."""
 
 import re
 from pathlib import Path

@@ -97,7 +97,7 @@ def test_installation_can_set_the_node_label_of_gpu_products() -> None:
 def test_placement_fields_are_allowed_by_every_pod_template_policy(
     policy: PodTemplatePolicy, spec: dict[str, Any]
 ) -> None:
-    """They give no privilege: a job could as well state a nodeSelector or a variable."""
+    """Placement fields give no privilege: a job could also state a nodeSelector or a variable."""
     assert forbidden_field(new_job(**spec).spec, policy) is None
     overlay = {"spec": {"hostNetwork": True}}
     assert forbidden_field(new_job(**spec, podTemplate=overlay).spec, policy) is not None

@@ -229,7 +229,7 @@ def test_pod_tolerates_a_lost_node_for_5_s() -> None:
 
 
 def test_overlay_keeps_the_tolerations_for_a_lost_node() -> None:
-    """Without them a pod of a lost Kubernetes node would stay for 300 s."""
+    """Without the tolerations a pod of a lost Kubernetes node would stay for 300 s."""
     mine = {"key": "gpu", "operator": "Exists"}
     found = build(podTemplate={"spec": {"tolerations": [mine]}})["spec"]["tolerations"]
     assert found[0] == mine

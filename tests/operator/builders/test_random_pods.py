@@ -1,4 +1,4 @@
-"""Random specs and overlays: no exception but a sentence, and no pod with power over the host."""
+"""Random specs and overlays give an error of one sentence or a pod without privileges."""
 
 import os
 import random
@@ -116,7 +116,7 @@ def parsed(spec: Any) -> DDPJob | None:
 
 
 def powers(pod: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what gives a pod more power than the Pod Security level Restricted allows."""
+    """Yield the privileges of a pod beyond the Pod Security level Restricted."""
     spec = pod["spec"]
     yield from (name for name in SHARED if spec.get(name))
     if spec["automountServiceAccountToken"] or not spec["securityContext"].get("runAsNonRoot"):
@@ -133,7 +133,7 @@ def powers(pod: Mapping[str, Any]) -> Iterator[str]:
 
 
 def built(job: DDPJob) -> bool:
-    """Build the pod of a job unless the default policy forbids it, and check its powers."""
+    """Build the pod of a job unless the default policy forbids it, and check its privileges."""
     config_error(job)
     if forbidden_field(job.spec, PodTemplatePolicy.SCHEDULING) is not None:
         build_pod(job, 0, 1, DEFAULTS)  # The policy `full` builds it, and raises nothing, either.

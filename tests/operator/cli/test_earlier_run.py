@@ -1,4 +1,4 @@
-"""A local run continues the last one in its folder: one ledger, attempts that count on."""
+"""Tests that a local run continues the previous run in its folder: attempt numbers and ledger."""
 
 import json
 from pathlib import Path
@@ -111,7 +111,7 @@ def test_resume_of_a_killed_local_run_continues_its_goodput_ledger(tmp_path: Pat
 
 
 def test_resume_of_a_completed_local_run_does_not_count_as_a_recovery(tmp_path: Path) -> None:
-    """The config may ask for more epochs."""
+    """Only the config has changed in between: the new run may train for more epochs."""
     end = AttemptStatus(number=1, end_time=after(25), reason="Completed")
     completed = training_job(
         attempts=[end],

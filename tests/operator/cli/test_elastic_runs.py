@@ -1,4 +1,4 @@
-"""An elastic job on this machine loses nodes for good and gets them back."""
+"""An elastic local run permanently loses nodes and gets them back."""
 
 import json
 import signal
@@ -50,7 +50,7 @@ class Run:
         return found
 
     def node(self, verb: str, index: int) -> subprocess.CompletedProcess[str]:
-        """Take a node away or bring it back, as a user does."""
+        """Lose or restore a node, as a user does with `ddpjob node`."""
         command = [*COMMAND, "node", verb, "elastic", str(index), "--dir", str(self.home)]
         return subprocess.run(command, capture_output=True, text=True, check=False)
 

@@ -1,4 +1,4 @@
-"""How a local run ends without training: nothing is left, or its disk failed."""
+"""Tests of local runs that end without training: nothing is left to train, or the disk failed."""
 
 import asyncio
 import io
@@ -65,7 +65,7 @@ if not mark.exists():
         time.sleep(0.05)
     sys.exit("the disk is gone")
 """
-"""A script that fails once, as soon as the operator knows that it trains."""
+"""A script that fails once, as soon as the operator has seen it train."""
 
 
 @pytest.mark.slow

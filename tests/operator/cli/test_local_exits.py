@@ -1,4 +1,4 @@
-"""Local runs whose work is done, but whose ranks crash or hang while they exit: Completed."""
+"""Local runs complete although ranks crash or hang while they exit after their work."""
 
 import io
 from pathlib import Path
@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[3]
 
 
 async def completed(home: Path, **spec: Any) -> str:
-    """Run a job of two nodes to its completion in the first attempt. Return what it printed."""
+    """Run a job of two nodes to its completion in the first attempt. Return its output."""
     given = {"nodes": 2, "procsPerNode": 1, "maxRestarts": 0, "hang": {"exitSeconds": 2}}
     metadata = {"name": "exiting", "namespace": "default"}
     job = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": given | spec}

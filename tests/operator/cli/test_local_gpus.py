@@ -1,4 +1,4 @@
-"""A local run with NCCL: its ranks are forks of the standby, are killed, and train again."""
+"""Test of a local run with NCCL: forked ranks are killed, and new ranks train again."""
 
 import asyncio
 import io

@@ -237,7 +237,7 @@ def test_job_that_cannot_run_is_refused_before_any_process_starts(
 
 
 def program_error(mounts: list[dict[str, str]], **spec: Any) -> str | None:
-    """Return why a job whose volume is mounted at these places cannot run, or None."""
+    """Return why a job with a volume mounted at these paths cannot run, or None."""
     volumes = [{"name": "code", "configMap": {"name": "c"}}]
     job = new_job(**spec, volumes=volumes, volumeMounts=mounts)
     try:

@@ -193,7 +193,7 @@ def test_job_is_also_read_from_standard_input(monkeypatch: pytest.MonkeyPatch) -
 
 
 def laughs(last: str) -> str:
-    """Return a job whose `config` is small as text, and huge without aliases."""
+    """Return a job whose `config` is small as YAML text, but huge once its aliases are expanded."""
     lines = ["k0: &k0 [x, x, x, x, x, x, x, x, x]"]
     lines += [f"k{i}: &k{i} [{', '.join([f'*k{i - 1}'] * 9)}]" for i in range(1, 8)]
     return JOB.replace("{epochs: 20}", last) + "---\n" + "\n".join(lines) + "\n"

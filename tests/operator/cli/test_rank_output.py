@@ -21,7 +21,7 @@ from ddp_operator.cli.view import View
 
 
 def lines(*reads: str, ranks: range = range(2)) -> list[RankLine]:
-    """Return the lines of reads that each came to the end of the log, as it was at that time."""
+    """Return the lines of several reads. Each read reached the current end of the log."""
     parser = RankLines(ranks)
     found = [line for text in reads for line in parser.feed(text, at_end=True, now=0.0)]
     return found + parser.rest()

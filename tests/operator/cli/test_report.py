@@ -290,7 +290,7 @@ def test_report_of_a_real_local_run_contains_its_progress_points(tmp_path: Path)
 
 
 def check_resumed(folder: Path, seconds: float) -> None:
-    """Check the page about a completed run that was resumed and completed in this time."""
+    """Check the report of a completed run that was resumed after an interruption."""
     found = read_directory(folder)
     assert found.job is not None
     timeline = build_timeline(found.job, found.history, found.now)

@@ -1,4 +1,4 @@
-"""Client of untrusted agents against servers that send anything but an agent's answer."""
+"""Tests of the client of untrusted agents with servers that send invalid answers."""
 
 import asyncio
 import gzip
@@ -23,7 +23,7 @@ ANSWER = OK + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY
 
 
 def stated(body: bytes, *headers: bytes) -> bytes:
-    """An answer with a Content-Length."""
+    """Return an answer with a Content-Length."""
     lines = (b"Content-Length: %d" % len(body), *headers)
     return OK + b"".join(line + b"\r\n" for line in lines) + b"\r\n" + body
 
@@ -63,7 +63,7 @@ HOSTILE: dict[str, tuple[bytes, bytes]] = {
 
 @contextmanager
 def serving(talk: Callable[[socket.socket], None]) -> Iterator[int]:
-    """Serve each connection with `talk` in a thread of its own. Yield the port."""
+    """Serve each connection with `talk`, in one thread per connection. Yield the port."""
     server = socket.create_server(("127.0.0.1", 0))
     ended = threading.Event()
 
@@ -89,7 +89,7 @@ def serving(talk: Callable[[socket.socket], None]) -> Iterator[int]:
 
 
 async def cpu_seconds_of_an_answer(port: int) -> float:
-    """Seconds of CPU that the event loop needs for one request."""
+    """Return the CPU seconds that the event loop needs for one request."""
     agents = Agents(port)
     try:
         before = time.thread_time()  # The server has threads of its own.
@@ -134,7 +134,7 @@ async def test_answer_that_arrives_in_single_bytes_is_cut_off(begin: bytes) -> N
 
 @asynccontextmanager
 async def counting_server(close_each: bool = False) -> AsyncIterator[tuple[int, list[int]]]:
-    """A server of valid answers. Yield its port, and the requests of each connection."""
+    """Serve valid answers. Yield the port, and the requests of each connection."""
     requests: list[int] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

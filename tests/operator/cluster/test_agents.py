@@ -122,7 +122,7 @@ async def test_response_in_pieces_is_read_completely() -> None:
 async def test_immediate_answers_of_many_agents_leave_time_for_other_work(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Fifty hostile agents that answer at once cost seconds together, and milliseconds each."""
+    """Fifty hostile agents that answer at once cost milliseconds each, and seconds in total."""
     read: list[bytes] = []
     rounds = 0
     read_in: list[int] = []

@@ -132,7 +132,7 @@ def test_disruption_of_a_pod_decides_the_cause(
 def test_eviction_by_a_taint_on_a_healthy_node_uses_no_budget(
     fields: dict[str, Any], report: AgentStatus | None, silent: bool, free: bool
 ) -> None:
-    """Kubernetes deletes the pods of an unreachable node for the same reason."""
+    """Pods of an unreachable node are also evicted by a taint, but as an infrastructure fault."""
     job = active_job()
     leaving = pod(job, 1, deleting=True, disruption="DeletionByTaintManager", **fields)
     statuses = {0: agent_status(0)} | ({1: report} if report else {})

@@ -67,7 +67,7 @@ class Clocks:
         return {**manifest, "metadata": {**manifest["metadata"], **times}}
 
     def failed(self, index: int, seconds: float, **failure: Any) -> AgentStatus:
-        """Return the report of a failure. All agents started torchrun 2 s after the attempt."""
+        """Return the report of a failure. All agents started torchrun 2 s into the attempt."""
         at = self.at(f"node {index}", seconds).timestamp()
         launched = self.at(f"node {index}", 2).timestamp()
         return agent_status(
@@ -117,7 +117,7 @@ def crash_of_a_replaced_pod(clocks: Clocks) -> Plan:
 
 
 def end_before_the_attempt(clocks: Clocks) -> Plan:
-    """The kubelet was offline, and reports the end of the previous attempt."""
+    """Return a pod whose kubelet was offline and reports the end of the previous attempt."""
     job = active_job(attempt=4, formed=False)
     return clocks.look(job, [clocks.worker(job, 0), clocks.killed(job, 1, -5)], 3)
 

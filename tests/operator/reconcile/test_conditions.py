@@ -202,7 +202,7 @@ def test_starting_message_names_pods_whose_ranks_have_not_joined() -> None:
 def test_message_names_the_pod_that_cannot_reach_another_and_the_port(
     attempt: int,
 ) -> None:
-    """Node 0 only knows who is late. The late one knows why."""
+    """Node 0 knows only which node is late. The late node knows the reason."""
     failed = {} if attempt == 1 else {"last_failure": last_failure(1)}
     job = active_job(attempt=attempt, formed=False, status=failed)
     waits = [

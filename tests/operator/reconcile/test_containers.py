@@ -1,4 +1,4 @@
-"""Containers beside the worker, and init containers before it: what they decide and what not."""
+"""Tests of how sidecars and init containers affect decisions."""
 
 from typing import Any
 
@@ -44,7 +44,7 @@ def sync(state: dict[str, Any], *, ready: bool = False) -> dict[str, Any]:
 def view(
     index: int, *, init: list[dict[str, Any]] | None = None, always: bool = False, **status: Any
 ) -> PodView:
-    """Return the view of a pod with these statuses. `always`: its init container is a sidecar."""
+    """Return the view of a pod with these statuses. `always` makes its init container a sidecar."""
     given = status | ({"initContainerStatuses": init} if init else {})
     manifest = pod_manifest(active_job(), index, **given)
     if always:

@@ -124,7 +124,7 @@ def test_pod_lost_after_all_ranks_joined_ends_the_attempt() -> None:
 @pytest.mark.parametrize("milestone", ["launched", "joined"])
 @pytest.mark.parametrize("gone", [True, False])
 def test_pod_lost_before_every_pod_was_ready_ends_the_attempt(gone: bool, milestone: str) -> None:
-    """A peer has started torchrun or its ranks have joined, so the lost pod had started too."""
+    """A peer that has started torchrun or has joined proves that the lost pod had started."""
     job = active_job(formed=False)
     lost = [] if gone else [pod(job, 1, deleting=True)]
     seen = {"ordered": after(-9).timestamp(), milestone: after(-5).timestamp()}
@@ -385,7 +385,7 @@ def test_job_does_not_complete_with_pods_of_two_attempts() -> None:
 
 
 def test_preemption_that_is_observed_twice_ends_one_attempt() -> None:
-    """The agent reports it first; the container ends later, with the annotation of attempt 2."""
+    """The agent reports the preemption first. The container ends later, in attempt 2."""
     job = active_job(attempt=2, formed=False)
     end = ended(ExitCode.PREEMPTED, final=agent_status(1, attempt=1, phase="Preempted"))
     plan = plan_for(job, [pod(job, 0), pod(job, 1, phase="Failed", ready=False, termination=end)])

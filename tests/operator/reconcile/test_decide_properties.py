@@ -1,4 +1,4 @@
-"""Properties of every decision, for generated worlds."""
+"""Properties of every decision, for generated states of a job and its pods."""
 
 import contextlib
 import dataclasses
@@ -74,7 +74,7 @@ CONTENTS: list[dict[str, Any]] = [
 
 
 def _statuses() -> list[AgentStatus]:
-    """Return every kind of agent status. A status that the contract refuses is left out."""
+    """Return every kind of agent status except those that the wire contract refuses."""
     found = []
     phases = ["Waiting", "Starting", "Training", "Succeeded", "Failed", "Preempted"]
     for attempt, phase in itertools.product([1, 2, 3], phases):
@@ -159,7 +159,7 @@ OBSERVED = every(
 
 @st.composite
 def worlds(draw: st.DrawFn) -> World:
-    """Draw mostly possible worlds, and sometimes impossible ones."""
+    """Draw mostly possible states, and sometimes impossible states."""
     spec = draw(SPECS)
     job = parse_job(
         job_manifest(**{k: v for k, v in spec.items() if k != "limits"}, **spec["limits"])
@@ -206,7 +206,7 @@ def _pod(draw: st.DrawFn, job: DDPJob, index: int) -> tuple[PodView, AgentStatus
 
 
 def written(seen: World, status: DDPJobStatus) -> World:
-    """Return the same world after the API server has stored the status."""
+    """Return the same observed state after the API server has stored the status."""
     stored = DDPJobStatus.model_validate(to_wire(status))
     job = seen.job.model_copy(update={"status": stored})
     return dataclasses.replace(seen, job=job)
@@ -223,7 +223,7 @@ def test_any_observed_state_gives_a_status_that_the_api_server_accepts(seen: Wor
 @settings(max_examples=150)
 @given(worlds())
 def test_status_converges_while_the_observed_state_does_not_change(seen: World) -> None:
-    """Each reconcile may write what the one before did not know, until nothing is left to write."""
+    """A reconcile may write facts that the previous reconcile did not have, until none is left."""
     for _ in range(12):
         plan = decide(seen, DEFAULTS)
         stored = written(seen, plan.status)

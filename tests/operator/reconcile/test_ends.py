@@ -1,4 +1,4 @@
-"""How pods end: those that succeeded, those that never started, and those with sidecars."""
+"""Tests of the end of pods: pods that succeeded, that never started, or that have sidecars."""
 
 from typing import Any
 
@@ -38,7 +38,7 @@ def succeeded(job: DDPJob, index: int) -> PodView:
 
 
 def test_pod_that_succeeded_may_be_deleted_before_the_end_of_the_attempt() -> None:
-    """Garbage collection may delete it while rank 0 exports the model."""
+    """Kubernetes may delete a succeeded pod while rank 0 still exports the model."""
     job = active_job(nodes=3)
     first = plan_for(job, [pod(job, 0), succeeded(job, 1), succeeded(job, 2)])
     assert first.status.succeeded_nodes == "1-2"

@@ -278,7 +278,7 @@ def test_status_keeps_the_strikes_of_32_nodes() -> None:
 
 
 def test_pods_created_after_the_second_strike_avoid_its_node() -> None:
-    """The plan that counts the strike builds the pods from the status that it writes."""
+    """The same plan adds the strike to the status and builds the pods from this status."""
     status = {"stalled_attempts": 1, "strikes": [strike("machine-1", 1, -60)]}
     job = active_job(status=status, **SAVES)
     dead = pod(job, 1, phase="Failed", ready=False, termination=ended(1))

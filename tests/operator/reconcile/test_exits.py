@@ -124,7 +124,7 @@ LOST: dict[str, dict[str, Any] | None] = {
 def test_pod_that_is_lost_while_the_ranks_exit_costs_no_attempt(
     fields: dict[str, Any] | None, formed: bool
 ) -> None:
-    """Its peer reports the result. The attempt may have begun before this operator looked."""
+    """A peer of the lost pod reports the result, also if the attempt began before this operator."""
     job = active_job(formed=formed)
     timeline = Timeline(ordered=1.0, launched=2.0, joined=3.0)
     others = [] if fields is None else [pod(job, 1, ready=False, **fields)]
@@ -137,7 +137,7 @@ def test_pod_that_is_lost_while_the_ranks_exit_costs_no_attempt(
 
 
 def test_last_report_of_the_lost_pod_itself_proves_that_the_work_is_done() -> None:
-    """A termination message has one rank of a node only."""
+    """A termination message contains only one rank of a node."""
     job = active_job(nodes=1, procsPerNode=8)
     stopped = exiting(0, phase="Preempted")
     end = pod(job, phase="Failed", termination=ended(85, final=stopped))

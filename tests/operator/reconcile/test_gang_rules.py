@@ -24,7 +24,7 @@ from tests.operator.reconcile.test_gangs import OFFERED, VERSIONS
 from tests.operator.support import NOW, active_job, ended, only, pod, with_status
 
 OLD, NOW_GROUP, NEXT = "digits-1", "digits-2", "digits-3"
-"""Groups of a former spec, of the current attempt and of the next one."""
+"""Group objects of a former spec, of the current attempt and of the next attempt."""
 LEAVING: dict[str, Any] = {"deleting": True, "grace": timedelta(seconds=60)}
 STATES: dict[str, dict[str, Any] | None] = {
     "absent": None,
@@ -57,7 +57,7 @@ SURPLUS = ["absent", "of a former spec"]
 
 @dataclass(frozen=True)
 class Scene:
-    """One observed world and the plan for it."""
+    """An observed state and the plan for it."""
 
     job: DDPJob
     world: World
@@ -133,7 +133,7 @@ def apply(scene: Scene) -> dict[str, PodView]:
 @settings(max_examples=300, deadline=None)
 @given(scenes())
 def test_no_group_object_has_more_living_pods_than_its_size(scene: Scene) -> None:
-    """Pods beyond the size may exist before. A plan adds none to them."""
+    """More pods than the size may exist before the plan, but the plan adds none to them."""
     size = scene.job.model_copy(update={"status": scene.plan.status}).nodes
     before = Counter(one.gang_group for one in scene.world.pods if not one.terminal)
     after = Counter(one.gang_group for one in apply(scene).values() if not one.terminal)

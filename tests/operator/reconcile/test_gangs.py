@@ -1,4 +1,4 @@
-"""Gangs: their group objects, what a waiting gang waits for, and who ended a pod."""
+"""Tests of gangs: group objects, the condition of a waiting gang, and evictions by a queue."""
 
 from dataclasses import replace
 from typing import Any
@@ -64,7 +64,7 @@ def group(job: DDPJob, name: str = "digits-1", **status: Any) -> dict[str, Any]:
 
 
 def seen(job: DDPJob, *pods: PodView, groups: Any = (), **more: Any) -> World:
-    """Return the world of a job with these pods and group objects."""
+    """Return the observed state of a job with these pods and group objects."""
     found = world(job, pods, **more)
     gang = job.spec.gang
     assert gang is not None
@@ -283,7 +283,7 @@ def test_api_server_that_drops_the_gang_field_is_reported_once() -> None:
 
 
 def test_pod_that_was_created_without_its_group_object_is_reported() -> None:
-    """A new control plane may serve another version of the API than the recorded group has."""
+    """A new control plane may not serve the API version of the recorded group object."""
     job = gang_job(GangType.NATIVE, formed=True)
     pods = member(job, 0), member(job, 1, gang_group="", native_group="")
     newer = ((GangType.NATIVE, "scheduling.k8s.io/v9"),)

@@ -62,9 +62,9 @@ def trained(
     measured: int | None = None,
     **fields: Any,
 ) -> dict[int, AgentStatus]:
-    """Return the report of node 0's agent: seconds count from NOW, times are in seconds.
+    """Return the report of node 0's agent, with times in seconds after NOW.
 
-    `measured` is the step of the times, if they are older than the heartbeat's step.
+    `measured` is the step at which the times were measured, if it is older than the heartbeat's.
     """
     found = None
     if times is not None:
@@ -98,13 +98,13 @@ def charged(
     statuses: Mapping[int, AgentStatus] | None = None,
     **pods: Any,
 ) -> DDPJobStatus:
-    """Return the status after a write that many seconds after NOW, which changes these fields."""
+    """Return the status after a write of these fields, some seconds after NOW."""
     seen = world(job, all_pods(job, **pods), now=after(seconds), statuses=statuses)
     return advance(seen, job.status.model_copy(update=dict(change or {})))
 
 
 def lost(reason: str = "RankFailed", at: float = 10, attempt: int = 1) -> dict[str, Any]:
-    """Return the change of a status by which a fault ends an attempt."""
+    """Return the status fields that a fault changes when it ends an attempt."""
     failure = last_failure(attempt, reason=reason, time=after(at))
     return {"attempt": attempt + 1, "last_failure": failure}
 
@@ -196,7 +196,7 @@ def test_report_across_the_reached_step_is_split_into_redone_and_training() -> N
 
 
 def test_updates_of_a_command_that_starts_from_the_beginning_are_redone() -> None:
-    """`ddp_trainer.report` writes steps, but no times."""
+    """A command that uses `ddp_trainer.report` reports steps, but no times."""
     known = GoodputStatus(recovering_milliseconds=3000, reached_step=20)
     job = with_status(active_job(attempt=2, command=["python", "t.py"]), goodput=known)
     begun = trained(10, times=None, attempt=2, resumed_from=0)

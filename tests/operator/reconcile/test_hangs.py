@@ -1,4 +1,4 @@
-"""Which rank the operator names when an attempt makes no progress."""
+"""Tests of the rank that the operator names when an attempt makes no progress."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -57,7 +57,7 @@ def test_hung_rank_is_named_by_both_witnesses() -> None:
 
 
 def test_rank_that_left_out_a_collective_is_named() -> None:
-    """It waits in a later one, so its stack shows nothing unusual."""
+    """The rank waits in a later collective, so its stack shows nothing unusual."""
     odd = waiting(2, last="broadcast of [1]")
     assert verdict(waiting(0), waiting(1), odd, waiting(3))[0] == [2]
 
@@ -75,7 +75,7 @@ def test_rank_whose_process_does_not_answer_is_named() -> None:
 
 
 def test_stopped_rank_that_waits_in_a_collective_is_named() -> None:
-    """It has begun the same collective as the others, but the kernel does not run it."""
+    """The rank has begun the same collective as the others, but the kernel does not run it."""
     stopped = waiting(1, blocked="its process 7 is stopped by a signal")
     assert verdict(waiting(0), stopped, waiting(2)) == ([1], "shown by the stacks alone")
 
@@ -144,7 +144,7 @@ def test_operator_ends_a_hung_attempt_and_names_the_rank() -> None:
 
 
 def slow(activity: str = "hook", **fields: Any) -> dict[int, AgentStatus]:
-    """Return the reports while the others wait for rank 2, which is within its limit."""
+    """Return the reports of all ranks while they wait for rank 2, which is within its limit."""
     one = busy(2, activity=activity, overdue=False, **fields)
     return HANG | {1: reporting(one, waiting(3), index=1)}
 
@@ -178,7 +178,7 @@ def test_suspect_is_named_once_and_released_with_the_next_update() -> None:
 
 
 def test_suspect_waits_for_the_reports_of_all_nodes() -> None:
-    """A silent node may be the one that the others wait for."""
+    """A silent node may be the node that the others wait for."""
     assert plan({1: slow()[1]}, undecided=1.0).status.suspect is None
 
 
@@ -191,7 +191,7 @@ def test_suspect_that_exceeds_its_limit_ends_the_attempt() -> None:
 
 @pytest.mark.parametrize(("seconds", "named"), [(59.0, False), (61.0, True)])
 def test_long_save_is_named_in_the_message_only(seconds: float, named: bool) -> None:
-    """For example to a volume that is frozen."""
+    """A save may take long, for example to a frozen volume."""
     saving = heartbeat(rank=0, step=80, activity="checkpoint", idle_seconds=seconds)
     running = plan({0: agent_status(0, ranks=[saving]), 1: agent_status(1)})
     sentence = (
@@ -231,7 +231,7 @@ def test_network_is_suspected_if_all_ranks_wait_for_each_other() -> None:
 
 
 def test_node_within_its_limits_keeps_the_attempt_running() -> None:
-    """For example node 0 in a long save, for which the other nodes wait."""
+    """Node 0 may be in a long save, for which the other nodes wait."""
     running = plan({0: agent_status(0), 1: HANG[1]}, undecided=60.0)
     assert running.status.attempt == 1
     assert not running.undecided

@@ -60,7 +60,7 @@ GRACE = {"deleting": True, "grace": timedelta(seconds=60)}
 def test_pod_with_a_finalizer_is_deleted_once_and_waited_for(
     old: dict[str, Any], expected: tuple[int, int]
 ) -> None:
-    """Before, the operator deleted and created it again every second."""
+    """The operator must not delete and create the pod again every second."""
     for seconds in (16, 17, 300):
         assert counts(plan_with(old, seconds)) == expected
 

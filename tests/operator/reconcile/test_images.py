@@ -1,4 +1,4 @@
-"""A tag that moves mixes no two images in one gang, and a mixture is reported."""
+"""Tests that a moved tag mixes no images in one gang, and that mixed images are reported."""
 
 from typing import Any
 

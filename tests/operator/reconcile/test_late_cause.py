@@ -1,4 +1,4 @@
-"""A pod that the last attempt blames reports its end late: the cause and its budget change."""
+"""Tests of a pod whose end is reported late and changes the cause and the charged budget."""
 
 from typing import Any
 

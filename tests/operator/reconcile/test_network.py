@@ -25,7 +25,7 @@ ON_THE_HOST: dict[str, Any] = {"podTemplate": {"spec": {"hostNetwork": True}}}
 
 
 def protected(seen: World) -> World:
-    """Return the world with the NetworkPolicy that the job should have."""
+    """Return the observed state with the NetworkPolicy that the job should have."""
     return with_policy(seen, build_network_policy(seen.job, AGENT_CLIENTS))
 
 

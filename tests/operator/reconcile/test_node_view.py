@@ -1,4 +1,4 @@
-"""Views of Kubernetes nodes: which pods get no place there any more."""
+"""Tests of the views of Kubernetes nodes: the pods that a node no longer accepts."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ TAINT = {"key": "gpu", "value": "old", "effect": "NoSchedule"}
 
 
 def why(toleration: dict[str, Any] | None = None, **spec: Any) -> str | None:
-    """Return why a pod with this toleration would get no place on a node with this spec."""
+    """Return why a node with this spec would not accept a pod with this toleration."""
     view = view_node({"metadata": {"name": "machine-1"}, "spec": spec})
     return view.why_unusable(view_tolerations([toleration] if toleration is not None else []))
 

@@ -1,4 +1,4 @@
-"""A job that the previous release started: this release goes on with it without a restart."""
+"""Tests that this release continues a job of the previous release without a restart."""
 
 import json
 from datetime import datetime, timedelta
@@ -78,7 +78,7 @@ def test_running_job_of_the_previous_release_goes_on_without_a_restart(
 
 
 def test_job_of_the_previous_release_starts_its_next_attempt_in_place(recorded: Any) -> None:
-    """The recorded pods serve the attempts of this release."""
+    """The recorded pods run the attempts of this release."""
     failed = json.loads(json.dumps(recorded))
     uid, status = next(iter(failed["agents"].items()))
     failure = {"attempt": 3, "at": status["since"] + 20, "rank": 0, "signal": "SIGKILL"}

@@ -45,7 +45,7 @@ def at_step(step: int, **more: Any) -> Any:
 
 
 def shown(step: int, since: datetime = NOW) -> DDPJob:
-    """Return a running job whose status has shown a step since a time."""
+    """Return a running job whose status shows a step with the time of its report."""
     progress = render(Progress(step=step, total_steps=100), since)
     return with_status(active_job(), progress=progress)
 

@@ -1,4 +1,4 @@
-"""Time in which a gate, a queue or a quota holds the pods, which counts against no deadline."""
+"""Tests of the time in which a gate, a queue or a quota holds the pods. No deadline counts it."""
 
 from datetime import datetime
 from typing import Any
@@ -56,7 +56,7 @@ def seen(job: DDPJob, at: float, held: str | None) -> Plan:
 
 
 def look(job: DDPJob, at: float, held: str | None) -> DDPJob:
-    """Return the job with the status that a look at it leads to."""
+    """Return the job with the status after one reconcile."""
     return with_status(job, **dict(seen(job, at, held).status))
 
 

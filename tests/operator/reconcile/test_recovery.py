@@ -1,4 +1,4 @@
-"""The trace of a recovery in the status."""
+"""Tests of the trace of a recovery in the status."""
 
 from typing import Any
 

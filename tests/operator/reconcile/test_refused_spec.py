@@ -1,4 +1,4 @@
-"""A job whose edited spec the trainer refuses waits for the next edit, at no cost."""
+"""Tests of jobs whose edited spec the trainer refuses: they wait without a charge."""
 
 from typing import Any
 
@@ -105,7 +105,7 @@ def test_new_job_that_the_trainer_refuses_fails() -> None:
 
 
 def test_spec_that_has_already_trained_is_not_refused_later() -> None:
-    """Its input has changed: a data set that is gone, for example."""
+    """The input of the run may have changed since. For example, a data set may be gone."""
     job = scaled_up()
     reports = {i: agent_status(i, attempt=2, timeline=STEPPED) for i in range(3)}
     status = plan_for(job, all_pods(job), statuses=reports).status

@@ -47,7 +47,7 @@ def test_first_attempt_records_what_its_pods_share() -> None:
 
 @pytest.mark.parametrize("recorded", [True, False], ids=["recorded", "of an older operator"])
 def test_pod_replaced_after_an_upgrade_gets_the_image_of_its_peers(recorded: bool) -> None:
-    """Ranks of two trainer versions may have different settings, and would refuse each other."""
+    """Ranks of two trainer versions may have different settings, and the preflight would fail."""
     job = active_job(status={} if recorded else {"pods": None})
     seen = world(job, [pod(job, 0, image=DEFAULTS.image)], statuses={0: agent_status(0)})
     plan = decide(seen, UPGRADED)
@@ -102,7 +102,7 @@ def abandoned(attempt: str) -> dict[str, Any]:
 def test_pod_created_after_a_forced_deletion_gets_a_new_attempt_number(
     ordered: str, attempt: int
 ) -> None:
-    """The old container may still run, and the fence tells the two apart by their attempts."""
+    """The old container may still run, and the fence distinguishes containers by attempt."""
     job = active_job(nodes=1, attempt=2, formed=False)
     plan = plan_for(job, [pod(job, 0, **abandoned(ordered))], deleting=100)
     assert plan.status.attempt == attempt
@@ -134,7 +134,7 @@ def test_new_pod_shares_the_secret_of_the_living_ones(secret: str) -> None:
 
 
 def test_new_pod_takes_no_secret_from_dead_or_deleted_pods() -> None:
-    """So the next gang is signed when an older operator created the last one."""
+    """Pods of an older operator have no secret. The next pods then get a new one."""
     job = active_job(nodes=2)
     gone = [pod(job, 0, phase="Failed", attempt="0"), pod(job, 1, deleting=True)]
     assert secrets(decide(world(job, gone, statuses={}), DEFAULTS).actions) == [None]

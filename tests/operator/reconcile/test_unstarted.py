@@ -1,4 +1,4 @@
-"""Containers that end without a report of their agent: the status states why."""
+"""Tests that the status states why a container ended without a report of its agent."""
 
 from dataclasses import replace
 

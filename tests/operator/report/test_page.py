@@ -1,4 +1,4 @@
-"""The page: charts, tables, empty states, hostile texts and its largest size."""
+"""Tests of the report page: charts, tables, empty states, hostile texts and size limit."""
 
 import json
 import re
@@ -13,7 +13,7 @@ from tests.operator.report.support import START, history, job, line, page, progr
 
 HOSTILE = "\"'><script>alert(1)</script><svg onload=alert(1)>&amp;\x00\x1b"
 SURROGATE = "\ud800"
-"""Half of a character, which JSON can carry and UTF-8 cannot."""
+"""Half of a surrogate pair, which JSON can contain and UTF-8 cannot encode."""
 
 
 def titles(text: str) -> list[str]:

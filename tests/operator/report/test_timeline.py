@@ -34,7 +34,7 @@ def test_timeline_takes_causes_from_the_status_and_older_attempts_from_the_histo
 
 
 def test_updates_of_an_attempt_are_those_of_its_events() -> None:
-    """The status knows checkpoints only, and not the one from which another run resumed."""
+    """The status contains only checkpoints, and not the step from which another run resumed."""
     manifest = job(attempt=2, attempts=[lost(2, 52, startStep=0, endStep=20)])
     timeline = build_timeline(job_facts(manifest), history(*two_attempts()), START + 60)
     (row,) = (row for row in timeline.rows if row.number == 2)

@@ -44,7 +44,7 @@ class Bench:
         self.start_controller()
 
     def start_controller(self) -> None:
-        """Start a new controller process, which has forgotten everything."""
+        """Start a new controller process, whose memory is empty."""
         self.controller = Controller(
             self.cluster, self.cache, self.defaults, lambda: self.now, agents=self.agents
         )

@@ -21,7 +21,7 @@ REQUESTS = 32
 
 
 class SlowCluster(FakeCluster):
-    """API server that creates a number of pods per second, and whose watch is at once."""
+    """API server that creates a number of pods per second and delivers watch events at once."""
 
     def __init__(self, queue: WorkQueue[Key], per_second: float) -> None:
         super().__init__()
@@ -124,7 +124,7 @@ def test_small_job_does_not_wait_for_the_pods_of_a_large_job(namespace: str) -> 
 
 
 def test_creation_of_many_pods_shows_its_progress() -> None:
-    """Before, its worker counted as stuck after 300 s, and the status said nothing."""
+    """Without progress in the status, a worker that creates pods for 300 s would count as stuck."""
 
     async def body() -> None:
         bench = Bench(per_second=4.0)

@@ -1,4 +1,4 @@
-"""Jobs with one directory for their checkpoints: who owns it, and for how long."""
+"""Tests of jobs that share a checkpoint directory: which job owns the directory, and until when."""
 
 import itertools
 import time
@@ -110,7 +110,7 @@ async def test_jobs_of_one_directory_take_turns_and_the_next_job_starts_at_once(
 
 
 async def test_restarted_operator_finds_the_same_owner_of_a_checkpoint_directory() -> None:
-    """The owner has started, though it is the younger one, and is suspended now."""
+    """The owner is the younger job. It has started before, and is suspended now."""
     team = Team(shared_job("younger", created=9))
     await team.look("younger")
     team.edit("younger", suspend=True)
@@ -196,7 +196,7 @@ async def test_edited_job_waits_and_frees_its_own_directory() -> None:
     ids=lambda other: str(next(iter(other.values()))),
 )
 async def test_jobs_with_directories_of_their_own_do_not_wait(other: dict[str, Any]) -> None:
-    """A directory inside another one is one of its own: the fence and all files are in itself."""
+    """A subdirectory of another run's directory is independent: it has its own fence and files."""
     team = Team(shared_job("first"), shared_job("second", created=1, **other))
     await team.look("first")
     await team.look("second", namespace=other.get("namespace", "team-a"))
@@ -204,7 +204,7 @@ async def test_jobs_with_directories_of_their_own_do_not_wait(other: dict[str, A
 
 
 async def test_path_that_names_the_unique_directory_of_another_job_is_in_use() -> None:
-    """Users copy it from a job to go on with its run."""
+    """Users copy this path from a job to continue its run in another job."""
     team = Team(shared_job("first", checkpoint={"claimName": "shared"}))
     await team.look("first")
     path = "first-uid-first"

@@ -1,4 +1,4 @@
-"""Fair budget: an own share for every user, and turns for the rest."""
+"""Tests of the fair budget: each user has its own rate, and users take turns for a shared rate."""
 
 from collections import defaultdict
 
@@ -18,7 +18,7 @@ def budget(shortest_turn: float = 0.0) -> FairBudget:
 
 
 def use(share: FairShare, now: float) -> float:
-    """Go on with a user as soon as it may. Return the seconds that it waited."""
+    """Let a user act as soon as the budget allows. Return the seconds that the user waited."""
     seconds = share.wait(now)
     share.spend(now + seconds)
     return seconds

@@ -1,4 +1,4 @@
-"""Agents that change what they say without end: the cost of their job is bounded."""
+"""Tests that agents with endlessly changing statuses cause a bounded cost."""
 
 import re
 from datetime import timedelta

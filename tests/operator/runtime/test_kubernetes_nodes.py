@@ -1,4 +1,4 @@
-"""Events of Kubernetes nodes keep their views, and queue the jobs that a changed view concerns."""
+"""Tests that events of Kubernetes nodes update node views and queue the affected jobs."""
 
 import logging
 from typing import Any
@@ -21,7 +21,7 @@ TAINT = {"key": "gpu", "value": "broken", "effect": "NoSchedule"}
 
 
 def node(name: str = "machine-0", **spec: Any) -> Manifest:
-    """Return a Kubernetes node as the watch hands it over."""
+    """Return a Kubernetes node with the fields that the watch keeps."""
     metadata = {"name": name, "uid": f"uid-{name}", "resourceVersion": "1"}
     return keep_used_fields("Node", {"metadata": metadata, "spec": spec})
 

@@ -178,7 +178,7 @@ def test_leader_whose_lease_was_taken_ends_at_the_next_renewal() -> None:
 
 
 def test_paused_leader_must_not_write_after_the_pause() -> None:
-    """It notices the pause before it writes, whichever of its tasks runs first."""
+    """A leader notices the pause before it writes, whichever of its tasks runs first."""
 
     async def body() -> None:
         server = LeaseServer()

@@ -1,4 +1,4 @@
-"""Turns of jobs for a list of their pods, in numbers alone."""
+"""Tests of the turns in which jobs list their pods, without an API server."""
 
 from ddp_operator.cluster.base import Key
 from ddp_operator.limits import LIST_AFTER_SECONDS, LIST_OF_JOB_SECONDS

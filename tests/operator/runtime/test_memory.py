@@ -1,4 +1,4 @@
-"""Memory of an operator whose jobs are gone, measured in a separate process."""
+"""Tests of the operator's memory after the deletion of jobs, in a separate process."""
 
 import gc
 import json
@@ -78,7 +78,7 @@ def test_memory_is_returned_after_the_deletion_of_a_thousand_jobs() -> None:
 
 
 def caches_of_yarl() -> dict[str, int]:
-    """Return the number of entries of each cache that has any, by its function's name."""
+    """Return the number of entries of each cache that is not empty, by function name."""
     kind = type(lru_cache(str))
     with all_objects_listed():
         found = [each for each in gc.get_objects() if type(each) is kind]

@@ -30,7 +30,7 @@ JOB = active_job()
 
 
 class ListingCluster(FakeCluster):
-    """Cluster that counts lists. Its agents hold a request until it is over or they are silent."""
+    """Fake cluster that counts lists. Its agents hold each request open, or are silent."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class ListingCluster(FakeCluster):
         self.list_errors = 0
         """Number of lists that the API server refuses from now on."""
         self.during_list: Callable[[], None] = lambda: None
-        """Called after the API server has read the pods, and before it answers."""
+        """Function to call after the API server has read the pods and before it answers."""
         self.changed = asyncio.Condition()
 
     async def list_pods(self, namespace: str, labels: Mapping[str, str], expected: int) -> Listing:
@@ -103,7 +103,7 @@ class Bench:
         return uid
 
     async def settle(self, seconds: float = 5.0) -> None:
-        """Reconcile each second if the job was woken."""
+        """Reconcile in each second in which the job was queued."""
         await self.controller.reconcile(KEY)
         for _ in range(int(seconds)):
             await asyncio.sleep(1.0)
@@ -184,7 +184,7 @@ def test_agent_that_answers_again_within_two_seconds_causes_no_list() -> None:
 
 @pytest.mark.parametrize("change", [{"ready": False}, {"deleting": True}, {"phase": "Failed"}])
 def test_pod_whose_state_explains_the_silence_causes_no_list(change: dict[str, object]) -> None:
-    """An agent that has never answered belongs to a pod that starts, unless that pod is ready."""
+    """An agent that has never answered may belong to a starting pod, unless the pod is ready."""
 
     async def body() -> None:
         cluster, listed = ListingCluster(), list[Key]()

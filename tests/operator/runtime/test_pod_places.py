@@ -1,4 +1,4 @@
-"""Jobs by the Kubernetes node of their living pods, after any events of the pods."""
+"""Tests of the index of jobs by Kubernetes node, after random events of pods."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""Pods that wait for a reason that only their Events state."""
+"""Tests of pods that wait for a reason that only their Events contain."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ CREATING = [{"name": "worker", "state": {"waiting": {"reason": "ContainerCreatin
 
 
 async def creating() -> tuple[Bench, str]:
-    """Return a job whose second pod has a node and does not start, and the uid of this pod."""
+    """Return a job whose second pod has a Kubernetes node but does not start, and the pod's uid."""
     bench = Bench()
     await bench.reconcile_until_idle()
     bench.cluster.change_pod("digits-0", phase="Running", podIP="10.0.0.1")

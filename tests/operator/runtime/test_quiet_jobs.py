@@ -25,7 +25,7 @@ class PollableCluster(FakeCluster):
     def __init__(self, notices: int | None) -> None:
         super().__init__()
         self.open: list[int] = []
-        """Nodes whose agents hold a request."""
+        """Nodes whose agents hold a request open."""
         self.asked: list[int] = []
         """Nodes in the order of the requests to their agents."""
         self._changed = asyncio.Condition()
@@ -60,7 +60,7 @@ Change = Callable[[PollableCluster, AgentWatcher], Awaitable[None]]
 
 
 def open_requests(change: Change | None = None, *, notices: int | None = 0) -> list[int]:
-    """Return the nodes that hold a request a second after a change of a quiet job."""
+    """Return the nodes with an open request one second after a change of a quiet job."""
     found: list[int] = []
 
     async def body() -> None:
@@ -141,7 +141,7 @@ async def lose_readiness(cluster: PollableCluster, watcher: AgentWatcher) -> Non
 
 
 def test_change_of_a_pod_makes_the_operator_poll_its_agent() -> None:
-    """Nobody can tell of an agent that hangs, but the kubelet finds it not ready."""
+    """An agent that hangs sends no notice, but the kubelet reports its pod as not ready."""
     assert open_requests(lose_readiness) == [0, 7]
 
 
@@ -156,7 +156,7 @@ def test_job_with_a_notice_becomes_quiet_again() -> None:
 def test_only_node_0_of_a_very_large_job_has_an_open_request(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """All of them would answer within the same second: at the start, and at the end."""
+    """All agents would answer within the same second, at the start and at the end."""
     monkeypatch.setattr(limits, "MOST_HELD", NODES - 1)
 
     async def body() -> None:

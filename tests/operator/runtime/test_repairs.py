@@ -42,7 +42,7 @@ def add_engine(
 async def test_policy_engine_that_edits_each_write_causes_few_repairs(
     kind: str, edit: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before, the operator restored the child at each look, and said nothing."""
+    """The operator must not restore the child at each reconcile without a message."""
     bench = Bench(defaults=GUARDED)
     restored = add_engine(bench, kind, edit, monkeypatch)
     await bench.train()

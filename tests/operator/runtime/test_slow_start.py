@@ -1,4 +1,4 @@
-"""Tests of requests of which few are sent at first."""
+"""Tests of the slow start of many requests."""
 
 import asyncio
 from functools import partial
@@ -9,7 +9,7 @@ from ddp_operator.runtime.slow_start import slow_start
 
 
 class Server:
-    """Server that answers when the test says so, and refuses what is over a quota."""
+    """Server that answers on the test's request, and refuses requests above a quota."""
 
     def __init__(self, quota: int = 1_000_000) -> None:
         self.open: list[tuple[int, asyncio.Future[None]]] = []
@@ -36,13 +36,13 @@ class Server:
 
 
 async def settle() -> None:
-    """Let all tasks go on until they wait."""
+    """Let all tasks run until they wait."""
     for _ in range(5):
         await asyncio.sleep(0)
 
 
 async def start(server: Server, count: int, most: int = 8) -> "asyncio.Task[int]":
-    """Start to send requests, and wait until the first are open."""
+    """Start to send requests, and wait until the first requests are open."""
     requests = [partial(server.request, number) for number in range(count)]
     task = asyncio.create_task(slow_start(requests, first=2, most=lambda: most))
     await settle()

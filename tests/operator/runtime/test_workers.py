@@ -35,7 +35,7 @@ KEY = ("team-a", "digits")
 
 
 class ScriptedController(Controller):
-    """Controller with scripted results, which records the time of each reconcile."""
+    """Controller with scripted results that records the time of each reconcile."""
 
     def __init__(self, *script: float | BaseException | None) -> None:
         cluster = FakeCluster()
@@ -85,7 +85,7 @@ def reconcile_times(
 
 
 class CreatingController(Controller):
-    """Controller whose new jobs need a minute each, and whose other jobs need no time."""
+    """Controller that takes a minute for each new job, and no time for other jobs."""
 
     def __init__(self) -> None:
         cluster = FakeCluster()
@@ -214,7 +214,7 @@ async def test_resync_queues_jobs_that_lack_pods_first() -> None:
 
 
 def test_refused_job_does_not_delay_other_jobs() -> None:
-    """A 429 with Retry-After holds back one key only."""
+    """A 429 with Retry-After delays only one key."""
     seen: list[tuple[str, float]] = []
 
     class Throttled(ScriptedController):

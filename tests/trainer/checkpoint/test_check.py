@@ -1,4 +1,4 @@
-"""The check of one checkpoint by its own command, which imports no torch."""
+"""Tests of the command that checks one checkpoint, which imports no torch."""
 
 import subprocess
 import sys

@@ -139,7 +139,7 @@ def test_damaged_fence_is_overwritten(tmp_path: Path, text: str) -> None:
 
 
 def test_later_of_two_gangs_of_the_same_attempt_is_the_only_one_that_writes(tmp_path: Path) -> None:
-    """Both have the same uid and number: the first saves before the second opens the directory."""
+    """Both gangs have the same uid and number. The first saves before the second opens it."""
     first = Writer(tmp_path, 2)
     first.save(10)
     second = Writer(tmp_path, 2)

@@ -26,7 +26,7 @@ def state(step: int) -> tuple[nn.Module, torch.optim.Optimizer]:
 
 
 def own_state(step: int) -> dict[str, Any]:
-    """Return the fields of `state.json` without which no run can resume."""
+    """Return the fields of `state.json` that a run needs to resume."""
     return {
         "step": step,
         "samples": 4 * step,

@@ -1,4 +1,4 @@
-"""Another pod on the claim, or a user, leaves something that looks like a newer checkpoint."""
+"""Another pod on the claim, or a user, leaves a folder that looks like a newer checkpoint."""
 
 import json
 import os
@@ -158,7 +158,7 @@ def test_planted_checkpoint_counts_as_damaged_and_an_older_one_is_used(
 
 
 def test_tensors_of_another_model_do_not_count_as_damage(tmp_path: Path) -> None:
-    """The user has changed the model, and must learn so: an older checkpoint has no other names."""
+    """The user has changed the model and must get an error. Older checkpoints do not fit either."""
     saved(tmp_path, 10, 20)
     header = json.dumps({"renamed": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}})
     rewrite("model.safetensors", tensors_of(header.encode()))(tmp_path)

@@ -125,7 +125,7 @@ def test_directory_outside_a_claim_may_be_a_symbolic_link(tmp_path: Path) -> Non
 
 
 def swap_while_saving(home: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
-    """Replace the pending folder by a link after its first file, and return the victim's files."""
+    """Replace the pending folder by a link after its first file. Return the victim's files."""
     run, victim = home / "run", home / "victim"
     for folder in (run, victim):
         folder.mkdir(parents=True)
@@ -176,11 +176,11 @@ READS: dict[str, Act] = {
     f"step-00000020.attempt-1/{MANIFEST}": chosen,
     "step-00000020.attempt-1/empty": chosen,
 }
-"""A file in the run's directory, and its reader."""
+"""Files in the run's directory, each with its reader."""
 
 
 def reads_a_pipe(run: Path, name: str) -> bool:
-    """Put a pipe in the place of a file, and return whether its reader waits."""
+    """Put a pipe in the place of a file, and return whether the reader of the file blocks."""
     run.mkdir()
     saved(run, 10, 20)
     manifest = run / "step-00000020.attempt-1" / MANIFEST

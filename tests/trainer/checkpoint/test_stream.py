@@ -1,4 +1,4 @@
-"""Tests of reading a checkpoint in parts: each rank holds little of it at once."""
+"""Tests of reading a checkpoint in parts, so that each rank holds little of it at once."""
 
 import json
 from pathlib import Path

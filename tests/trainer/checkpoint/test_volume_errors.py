@@ -1,4 +1,4 @@
-"""Tests of a start on a volume that fails, and of checkpoints that none can read."""
+"""Tests of starts on a volume that fails, and of unreadable checkpoints."""
 
 import errno
 import json

@@ -1,4 +1,4 @@
-"""Numbers on the command line."""
+"""Tests of numbers on the command line."""
 
 import argparse
 

@@ -1,4 +1,4 @@
-"""The number of worker processes follows from the time that a batch takes."""
+"""Tests that the number of worker processes depends on the time to prepare a batch."""
 
 from collections.abc import Callable
 from functools import partial
@@ -31,7 +31,7 @@ class Unpicklable(Points):
 
 
 def chosen(data: Any, *milliseconds: float, spare: int = 6) -> WorkerChoice:
-    """Choose for data whose first batch takes these times."""
+    """Choose the number of workers for data whose first batches take these times."""
     now, times = [0.0], iter(milliseconds)
 
     def prepare() -> None:

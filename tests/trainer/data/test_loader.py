@@ -122,7 +122,7 @@ class Pair:
 
 
 class Encoding(UserDict[str, torch.Tensor]):
-    """Like BatchEncoding of transformers: a UserDict that moves itself."""
+    """A UserDict with a method `to`, like BatchEncoding of transformers."""
 
     moves = 0
 

@@ -27,14 +27,14 @@ class Torn(Points):
 
 
 class TornBatches(Torn):
-    """The same, read a batch at a time."""
+    """A data set with one unreadable file, read a batch at a time."""
 
     def __getitems__(self, indices: list[int]) -> list[tuple[torch.Tensor, ...]]:
         return [self[index] for index in indices]
 
 
 class TornStream(torch.utils.data.IterableDataset[tuple[torch.Tensor, ...]]):
-    """The same without an index."""
+    """A stream with one unreadable file."""
 
     def __iter__(self) -> Iterator[tuple[torch.Tensor, ...]]:
         points = Torn(9, 1, ProbeConfig())

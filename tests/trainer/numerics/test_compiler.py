@@ -16,7 +16,7 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
 @pytest.fixture
 def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return an empty folder, the only one where programs are, beside Python's headers."""
+    """Return an empty folder as the only folder in PATH. Python's headers exist."""
     (tmp_path / "include").mkdir()
     (tmp_path / "include" / "Python.h").touch()
     monkeypatch.setattr(sysconfig, "get_path", lambda _: str(tmp_path / "include"))

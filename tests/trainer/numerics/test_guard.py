@@ -1,4 +1,4 @@
-"""Gradients that are not finite: the weights never are."""
+"""Tests that weights stay finite when gradients are not finite."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""LossTotals sums what a step computed, whatever the task does with its tensors afterwards."""
+"""Tests that LossTotals keeps correct sums when the task reuses its tensors afterwards."""
 
 from collections.abc import Callable
 

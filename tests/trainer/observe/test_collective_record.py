@@ -27,7 +27,7 @@ def entry(number: int, state: str, **fields: Any) -> dict[str, Any]:
 def numbers(
     monkeypatch: pytest.MonkeyPatch, nccl: list[dict[str, Any]], most: int = 10
 ) -> list[int]:
-    """Return the numbers of the newest collectives where NCCL has this record, and gloo none."""
+    """Return the numbers of the newest collectives when NCCL has this record and gloo has none."""
     records = {"_dump_nccl_trace_json": {"entries": nccl}, "_dump_fr_trace_json": {}}
     for name, record in records.items():
         monkeypatch.setattr(

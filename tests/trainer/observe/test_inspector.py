@@ -1,4 +1,4 @@
-"""A rank answers what it does, while its training thread waits or loops."""
+"""Tests that a rank answers an inspection while its training thread waits or loops."""
 
 import _thread
 import ctypes
@@ -118,7 +118,7 @@ def test_only_an_autograd_thread_counts_as_running_a_hook(
 
 @pytest.fixture
 def answers() -> Iterator[list[bool]]:
-    """Answers whether a thread compiles: of each compilation, and of each run."""
+    """Inspection results during each compilation, and during each run."""
     torch._dynamo.reset()
     yield []
     torch._dynamo.reset()

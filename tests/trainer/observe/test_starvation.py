@@ -19,7 +19,7 @@ class Clock:
 
 
 def monitor_of(wait: WaitClock, rank: int = 0, world_size: int = 8) -> DataWaitMonitor:
-    """Create a monitor that is past its start exchanges."""
+    """Create a monitor that has passed the exchanges of the start."""
     monitor = DataWaitMonitor(wait, rank, world_size)
     assert monitor.assess(DataStarvation(8.0, 28.0, 7.2), 1e3) is None
     assert monitor.assess(DataStarvation(8.0, 28.0, 7.2), 1e3) is None

@@ -111,7 +111,7 @@ def test_missing_or_partial_readings_name_no_straggler(works: list[RankSeconds])
 
 @pytest.mark.parametrize(("update", "found"), [(0.0, 1), (0.2, 1), (0.3, 0)])
 def test_rank_that_hardly_delays_the_update_is_not_named(update: float, found: int) -> None:
-    """Its excess of 12 ms must be at least a twentieth of the update."""
+    """The excess of 12 ms is less than a twentieth of the update."""
     works = [replace(one, step=update) for one in slowed(2)]
     assert len(named(started(), [works] * WINDOWS)) == found
 
@@ -125,7 +125,7 @@ def test_noise_of_equal_ranks_names_no_rank() -> None:
 def disturbed(
     world: int, seed: int, *, sigma: float, memory: float, slow: float = 1.0
 ) -> list[list[RankSeconds]]:
-    """Return readings of equal ranks on a busy machine; rank 0 is slow from the tenth one.
+    """Return readings of equal ranks on a busy machine. Rank 0 is slow from the tenth reading on.
 
     The load changes slowly: `memory` is the part of its deviation that lasts to the next reading.
     """

@@ -42,7 +42,7 @@ def test_all_reduce_times_are_absent_with_strategies_that_measure_none(launcher:
 
 
 class Logged(nn.Module):
-    """A module with results of DDP's measurement."""
+    """A fake DDP module with measured times."""
 
     def __init__(self, **nanoseconds: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Tests of fsdp2: what it gathers and reduces, and that the weights stay those of ddp."""
+"""Tests of fsdp2: its gathers and reductions, and equal weights to ddp."""
 
 import json
 from collections import Counter
@@ -20,7 +20,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     PROBE: {"batch_norm": True},
 }
 UNITS, PASSES = 3, 2
-"""Parts of the GPT that are gathered separately, and micro-batches of an update."""
+"""Number of parts of the GPT that are gathered separately, and of micro-batches per update."""
 
 Calls = Counter[tuple[str, str]]
 

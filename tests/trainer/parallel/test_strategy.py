@@ -1,4 +1,4 @@
-"""What each rank holds is nobody else's business: weights and checkpoints are the same."""
+"""Tests that weights and checkpoints are the same with every strategy."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Errors of rank 0 that every rank raises. Other tests show them on several ranks."""
+"""Tests of errors of rank 0 that every rank raises. Other tests cover them on several ranks."""
 
 import pytest
 import torch

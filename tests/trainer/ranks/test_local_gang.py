@@ -61,7 +61,7 @@ def run(script: str, **variables: str) -> subprocess.CompletedProcess[str]:
 def test_ranks_start_although_a_store_resolves_addresses_during_the_fork(
     tmp_path: Path,
 ) -> None:
-    """A process that hosts a store would fork ranks that wait for ever for the resolver."""
+    """A process that hosts a store would fork ranks that wait forever for the resolver."""
     script = "for ranks in (1, 2, 4, 2): print(int(run_ranks(ranks, joined)), flush=True)"
     done = run(script, **with_lasting_lock(tmp_path))
     assert (done.stdout.split(), done.stderr) == (["1", "3", "10", "3"], "")

@@ -18,7 +18,7 @@ RECORDED = (
     "ncclInvalidUsage: This usually reflects invalid usage of NCCL library.\n"
     "Last error:\n"
 )
-"""What torch 2.11 raised on a machine with one H100 when two ranks used it."""
+"""Error that torch 2.11 raised when two ranks used the same H100."""
 DUPLICATE = "Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 60"
 TWO = Ranks(rank=1, world_size=2, local_rank=1, local_world_size=2, launched=True)
 
@@ -51,7 +51,7 @@ def test_other_errors_of_nccl_are_raised_as_they_are(monkeypatch: pytest.MonkeyP
 def test_process_group_timeout_is_set_without_a_deprecation_warning_of_torch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Since 2.14 there is a public function, and the private one warns in each rank."""
+    """Since torch 2.14 there is a public function, and the private function warns in each rank."""
     used: list[tuple[str, timedelta]] = []
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
     private = "_set_pg_timeout"

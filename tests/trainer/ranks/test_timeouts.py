@@ -97,7 +97,7 @@ def test_only_rank_0_waits_for_the_readers_before_it_ends(
 
 @pytest.fixture
 def entries(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Store of a group of three ranks, of which this rank has waited for its whole timeout."""
+    """Store of a group of three ranks. This rank has waited for its whole timeout."""
     store: Any = _distributed_c10d.HashStore()
     monkeypatch.setattr(timeouts, "PEER_SECONDS", 0.0)
     monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
@@ -109,7 +109,7 @@ def entries(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def raised_in(file: str, text: str) -> RuntimeError:
-    """Return an error that code of this file has raised."""
+    """Return an error raised by code with this file name."""
     code = compile("raise RuntimeError(text)", file, "exec")
     try:
         exec(code, {"text": text})  # noqa: S102 (the code above)

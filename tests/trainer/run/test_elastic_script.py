@@ -1,4 +1,4 @@
-"""The script of docs/use/elastic-state.md trains alike on any numbers of ranks."""
+"""The script of docs/use/elastic-state.md trains the same weights on any number of ranks."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The rule of each part of the state that depends on the number of ranks, and its note."""
+"""Tests of the rule and the note for each part of the state that depends on the number of ranks."""
 
 import json
 from pathlib import Path

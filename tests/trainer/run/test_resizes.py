@@ -37,7 +37,7 @@ class Attempt:
 
     world: int
     begin: int
-    """Updates done when it begins."""
+    """Updates done when the attempt begins."""
     rank: int = 0
     """Rank that gets the signal."""
     last: int = UPDATES - 1
@@ -72,7 +72,7 @@ CASES = [
     for name in (f"{strategy} {kind}" for strategy in ("ddp", "zero1", "fsdp2"))
 ]
 SAMPLED = SEED % len(CASES)
-"""The case that also runs among the fast tests."""
+"""Case that also runs in the fast tests."""
 
 
 def records(home: Path, attempt: int) -> list[dict[str, Any]]:
@@ -109,7 +109,7 @@ def end(gang: Gang, attempt: Attempt) -> None:
 
 
 def train_in_chain(launcher: Launcher, home: Path, config: dict[str, Any]) -> list[dict[str, Any]]:
-    """Train the chain, and return the records of the updates that count."""
+    """Train the chain of attempts, and return the records of updates that were not repeated."""
     kept: list[dict[str, Any]] = []
     for number, (attempt, after) in enumerate(pairwise((*CHAIN, None))):
         assert attempt

@@ -1,4 +1,4 @@
-"""A rank counts as one that saves, evaluates or rolls back only while it does."""
+"""Tests that the activity of a rank is a save, evaluation or rollback only during it."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from tests.trainer.runs import opened
 def test_device_finishes_all_updates_before_a_save_and_an_evaluation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a GPU the updates wait for other ranks. An update has a shorter limit than a save."""
+    """On a GPU pending updates may wait for other ranks, and an update has a shorter limit."""
     seen: list[str] = []
     run = opened(
         max_steps=6,

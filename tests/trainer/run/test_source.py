@@ -1,4 +1,4 @@
-"""Somebody changes the code or the data of a task between two attempts."""
+"""Tests of changes of a task's code or data between two attempts."""
 
 import importlib
 import json
@@ -19,7 +19,7 @@ TASKS = Path(__file__).parents[1] / "sample_tasks.py"
 
 
 def fingerprint(path: str) -> str:
-    """Load a task's module as a new process does, and return its fingerprint."""
+    """Load a task's module as a new process does, and return the fingerprint of its code."""
     importlib.invalidate_caches()
     name = path.partition(":")[0]
     for loaded in [n for n in sys.modules if n.partition(".")[0] == name.partition(".")[0]]:

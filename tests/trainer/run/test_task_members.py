@@ -111,7 +111,7 @@ MEMBERS = {
     "metrics": {Activity.EVALUATION},
     "state_dict": {Activity.STARTING, Activity.CHECKPOINT},
 }
-"""Activities in which the agent may see a rank while it is in a member of the task."""
+"""Activities that the agent may see while a rank runs a member of the task."""
 
 
 def test_activity_shows_which_member_of_the_task_a_rank_runs(

@@ -49,7 +49,7 @@ def test_verify_finds_equal_weights_in_all_cases(tmp_path: Path) -> None:
 
 
 TWO = ("--ranks=2", "--strategies=ddp")
-"""Enough ranks for a mistake that does not depend on their number or strategy."""
+"""Options for two ranks, enough for a mistake that depends on no number of ranks or strategy."""
 CASES = [("ddp", "1"), ("ddp", "4"), ("zero1", "1"), ("fsdp2", "1")]
 
 

@@ -1,4 +1,4 @@
-"""Trackers: one run over all attempts, no step twice, and no failure that ends a run."""
+"""Tests of trackers: one tracked run over all attempts, no step twice, no failure ends a run."""
 
 import inspect
 import json

@@ -4,7 +4,7 @@ from tests.trainer.user_tasks.drives import FIGURES, SEED
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print the figures of all drives of this process."""
+    """Print the results of all task runs of this process."""
     if not FIGURES:
         return
     terminalreporter.section(f"tasks as users write them, SEED={SEED}")

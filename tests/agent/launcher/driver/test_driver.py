@@ -58,7 +58,7 @@ class Driver:
         return done.stdout, calls.read_text().splitlines() if calls.exists() else []
 
     def probe(self, home: Path, *, gpus: int, path: Path | None = None) -> tuple[Any, list[str]]:
-        """Fork one attempt from a standby. Return what became of it, and the record."""
+        """Fork one attempt from a standby. Return the outcome and the recorded driver calls."""
         output, calls = self.run(str(HERE / "probe.py"), str(home), gpus=gpus, path=path)
         return json.loads(output.splitlines()[-1]), calls
 
@@ -73,7 +73,7 @@ def driver(cuda_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Drive
 
 
 def test_call_of_torch_to_the_cuda_driver_is_recorded(driver: Driver) -> None:
-    """Otherwise an empty record would prove nothing."""
+    """Without this test an empty record would prove nothing."""
     script = "import torch; print(torch._C._cuda_getDeviceCount())"
     output, calls = driver.run("-c", script, gpus=0)
     assert output == "0\n"
@@ -101,7 +101,7 @@ def test_fork_that_sees_too_few_gpus_is_refused(driver: Driver, tmp_path: Path) 
 def test_fork_of_a_standby_that_has_initialised_cuda_is_refused(
     driver: Driver, tmp_path: Path
 ) -> None:
-    """An import that asks the driver, as a library might, spoils all forks."""
+    """An import that initialises the driver, as a library might, makes CUDA unusable in forks."""
     package = tmp_path / "safetensors"
     package.mkdir()
     (package / "__init__.py").touch()

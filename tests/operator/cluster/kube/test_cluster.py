@@ -236,7 +236,7 @@ def test_proxy_from_the_environment_is_used(
 
 
 async def test_requests_go_through_the_proxy(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A changed environment changes nothing later, because no request looks at it again."""
+    """A later change of the environment has no effect, because requests do not read it again."""
     monkeypatch.setenv("http_proxy", bench.api.address)
     monkeypatch.delenv("no_proxy", raising=False)
     configuration = client.Configuration(host="http://server.invalid")

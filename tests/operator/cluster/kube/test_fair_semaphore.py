@@ -1,4 +1,4 @@
-"""Fair semaphore: groups take turns, and no place is lost."""
+"""Tests of the fair semaphore: groups take turns, and no slot is lost."""
 
 import asyncio
 import contextlib

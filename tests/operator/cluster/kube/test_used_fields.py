@@ -20,7 +20,7 @@ MANAGED = [{"manager": "kubelet", "fieldsV1": {f"f:{n}": {} for n in range(200)}
 
 
 def real_pod() -> dict[str, Any]:
-    """Return a pod with everything that an API server adds to what the operator sent."""
+    """Return a pod with all fields that an API server adds to the operator's manifest."""
     job = active_job()
     pod = build_pod(job, 1, 1, DEFAULTS)
     seen = pod_manifest(job, 1, conditions=[{"type": "Ready", "status": "True"}])

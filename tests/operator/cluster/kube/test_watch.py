@@ -83,7 +83,7 @@ class Server:
 
 
 class Recorder:
-    """Sink that records what it takes."""
+    """Sink that records all events and lists."""
 
     def __init__(self) -> None:
         self.taken: list[tuple[str, str]] = []
@@ -321,7 +321,7 @@ async def test_thousands_of_lines_let_the_event_loop_do_other_work(
 
 
 async def test_watch_streams_take_no_connection_that_requests_need(bench: Bench) -> None:
-    """The connection of these tests has one place for requests."""
+    """The client of these tests allows one concurrent request."""
     kinds = ["Pod", "Service", "NetworkPolicy"]
 
     class Nothing(Recorder):

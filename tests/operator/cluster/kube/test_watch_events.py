@@ -1,4 +1,4 @@
-"""Lines of a stream, and what follows from an error."""
+"""Tests of watch lines, and of the reaction to each error."""
 
 import pytest
 

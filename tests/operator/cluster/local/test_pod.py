@@ -1,4 +1,4 @@
-"""Local pods: what they report when they end, or cannot start."""
+"""Tests of the reports of local pods that end or cannot start."""
 
 import sys
 from pathlib import Path
@@ -63,7 +63,7 @@ async def test_termination_message_that_is_no_valid_utf_8_is_ignored(tmp_path: P
 async def test_pod_whose_files_cannot_be_written_fails_with_the_reason(
     tmp_path: Path, place: str
 ) -> None:
-    """Before, the pod stayed Pending for ever, and the run with it."""
+    """Otherwise the pod, and with it the run, would stay Pending forever."""
     (tmp_path / place).touch()
     found = await end_of(tmp_path, "")
     assert (found.exit_code, found.reason) == (128, "StartError")

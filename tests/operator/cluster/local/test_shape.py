@@ -1,4 +1,4 @@
-"""Types of the parts of a worker pod that a run without a cluster reads."""
+"""Tests of wrong types in fields of the worker pod that a local run reads."""
 
 import contextlib
 from collections.abc import Callable

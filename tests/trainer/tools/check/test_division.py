@@ -1,4 +1,4 @@
-"""Numbers of samples that `check` refuses or warns of."""
+"""Tests of numbers of samples that `check` refuses or warns about."""
 
 from contextlib import nullcontext
 from typing import Any

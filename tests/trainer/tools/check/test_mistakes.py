@@ -1,4 +1,4 @@
-"""`check` answers each mistake of a task with one sentence, and accepts good tasks.
+"""Tests that `check` reports each mistake of a task in one sentence and accepts good tasks.
 
 `mistakes.json` has the sentences. "..." in it stands for any text.
 """
@@ -28,9 +28,9 @@ WARNED = {
     "model_in_evaluation_mode",
     "slice_of_a_table",
 }
-"""Mistakes with which a task can train. `check` warns of them."""
+"""Mistakes with which a task can still train. `check` only warns about them."""
 HOMES = dict.fromkeys(vars(model_mistakes).keys() & MISTAKES.keys(), "model_mistakes")
-"""Module of the mistakes that are not in `mistakes`."""
+"""Module that contains each mistake that is not in `mistakes`."""
 STREAM = {"max_steps": 5}
 SETTINGS: dict[str, dict[str, Any]] = {
     "batch_norm_gets_one_sample": {"global_batch": 8},
