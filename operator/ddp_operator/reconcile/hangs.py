@@ -48,8 +48,7 @@ class Verdict:
     ranks: Ranks
     """Numbers of the ranks. Empty if no witness identifies a rank."""
     how: str
-    """Names of the witnesses as a part of a sentence, for example `by both the collectives and the
-    stacks`."""
+    """Names of the witnesses as a part of a sentence, for example `shown by the stacks alone`."""
 
 
 def has_hung(world: World) -> bool:
