@@ -78,7 +78,7 @@ class CheckpointInfo(WireModel):
 
 
 class RankTimes(WireModel):
-    """Where the time of a rank went since the start of its attempt."""
+    """Seconds that a rank has spent on each kind of work since the start of its attempt."""
 
     updates: Annotated[list[Number], Field(max_length=len(UPDATE_SECONDS_BUCKETS) + 1)] = Field(
         default_factory=list
@@ -100,7 +100,7 @@ class RankTimes(WireModel):
 
 
 class TrainingTimes(WireModel):
-    """Where the time of global rank 0 went since the first update of its attempt.
+    """Seconds that global rank 0 has spent on each kind of work since its attempt's first update.
 
     The sum of these times is the time from the end of the first update to the end of the newest
     one, or to the end of a later evaluation or checkpoint.
@@ -190,8 +190,8 @@ class HungRank(WireModel):
     overdue: bool = True
     """Whether the rank exceeds the limit that ends an attempt. Otherwise it is only a suspect."""
     blocked: Annotated[PlainText, Field(max_length=256)] = ""
-    """Why the kernel does not run the rank's process or one of its descendants. Empty if it
-    does."""
+    """Reason why the kernel does not run the rank's process or one of its descendants. Empty if the
+    kernel runs them all."""
     inspection: RankInspection | None = None
     """None if the process did not answer."""
 
@@ -342,4 +342,4 @@ class AgentStatus(WireModel):
     hang: Annotated[list[HungRank], Field(max_length=1024)] | None = None
     """All ranks of this node while at least one of them makes no progress. None otherwise."""
     waits_for: Annotated[str, Field(max_length=512)] | None = None
-    """What has kept this node from starting its attempt for at least 15 s. None otherwise."""
+    """Reason why this node has not started its attempt for at least 15 s. None otherwise."""
