@@ -18,7 +18,9 @@ from tests.harness.ports import free_port
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 
-def test_taken_variable_is_overwritten_and_unset(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secret_is_overwritten_in_memory_and_unset_once_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("DDP_TEST_SECRET", "abcdef")
     libc = ctypes.CDLL(None)
     libc.getenv.restype = ctypes.c_void_p

@@ -35,7 +35,7 @@ def test_recovery_goal_of_a_lost_node_is_measured_from_detection() -> None:
     assert not missed([found])
 
 
-def test_table_has_a_row_per_fault_and_three_columns_per_gang() -> None:
+def test_recovery_table_has_a_row_per_fault_and_three_columns_per_gang() -> None:
     never = result("torchrun default", None, None)
     never.never = True
     ours = Result(CRASH, "ours", [Recovery(1.0, back=1.5), Recovery(3.0, back=4.5)])

@@ -21,7 +21,7 @@ def findings(
     rounds: int = 20,
     limit: float | None = 1.01,
 ) -> Findings:
-    """Return rounds on a machine whose speed varies by half; `noise` is per step and skewed."""
+    """Return made-up step times of a benchmark whose machine gets up to 50% slower at random."""
     rng = random.Random(0)  # noqa: S311 - no secret
     systems = {CONTROL: 1.0, CONTROL_AGAIN: again, OURS: ours, "Peer": peer}
     found = Findings("task", rounds=rounds, minimal_limit=limit)
@@ -62,7 +62,7 @@ def test_workload_with_short_updates_has_no_goal_beside_the_minimal_loop() -> No
     assert 0.04 < added < 0.06
 
 
-def test_fabric_has_a_limit_of_its_own() -> None:
+def test_fabric_has_another_limit_than_accelerate() -> None:
     limits = {goal.other: goal.limit for goal in named("Fabric").goals()}
     assert limits == {CONTROL: 1.01, "Fabric": 1.02}
     assert {goal.other: goal.limit for goal in named("Accelerate").goals()}["Accelerate"] == 1.0

@@ -34,12 +34,12 @@ def test_figures_equal_to_their_goals_miss_no_goal() -> None:
     assert not [one for one in of_bare_client(1000, [6.0, 6.0], [5.0, 5.0]) if one.missed]
 
 
-def test_slower_than_the_bare_client_misses_the_goal() -> None:
+def test_operator_slower_than_the_bare_client_misses_the_goal() -> None:
     figures = of_bare_client(10, [6.1, 6.2, 6.3], [5.0, 5.0, 5.0])
     assert [one.missed for one in figures] == [False, True]
 
 
-def test_cost_of_the_policy_has_a_goal_for_each_creator() -> None:
+def test_slow_admission_of_the_operators_requests_misses_the_goal() -> None:
     seconds = {("the operator", True): [4.0], ("the operator", False): [2.0]}
     seconds |= {("an administrator", True): [2.0], ("an administrator", False): [2.0]}
     missed = [one.name for one in of_policy(PolicyCost(1000, seconds)) if one.missed]

@@ -304,7 +304,7 @@ def test_pod_monitors_name_the_ports_of_the_pods() -> None:
     )
 
 
-def test_worker_pods_cannot_name_the_series_of_other_jobs() -> None:
+def test_worker_pod_cannot_export_series_of_another_job() -> None:
     """A tenant decides which metrics its pods serve."""
     workers = find_one(rendered(*POD_MONITORS), "PodMonitor", "ddp-trainer-workers")["spec"]
     [endpoint] = workers["podMetricsEndpoints"]
@@ -319,8 +319,8 @@ def test_worker_pods_cannot_name_the_series_of_other_jobs() -> None:
     assert also == named | {"namespace", "pod"}
 
 
-def test_only_pods_of_the_operators_namespace_can_be_the_operator() -> None:
-    """Series of the operator keep the namespace that they name, and alerts select by it."""
+def test_only_pods_in_the_operators_namespace_are_scraped_as_the_operator() -> None:
+    """Prometheus trusts the namespace label of the operator's series, and alerts select by it."""
     monitor = find_one(rendered(*POD_MONITORS), "PodMonitor", "ddp-trainer-operator")
     assert "namespaceSelector" not in monitor["spec"]  # Its own namespace, that of the release.
     assert monitor["spec"]["podMetricsEndpoints"][0]["honorLabels"]

@@ -169,7 +169,7 @@ def test_dashboards_link_to_each_other(name: str) -> None:
     assert linked <= uids
 
 
-def test_job_name_in_the_fleet_opens_its_dashboard() -> None:
+def test_job_name_in_the_fleet_dashboard_opens_the_dashboard_of_the_job() -> None:
     text = json.dumps(DASHBOARDS["fleet"])
     parameters = "var-namespace=${__data.fields.namespace}&var-ddpjob=${__data.fields.ddpjob}"
     assert f"/d/ddp-trainer-job?{parameters}&" in text

@@ -131,7 +131,7 @@ async def test_relist_detects_a_deleted_child() -> None:
     assert bench.cache.children(NAME, key) == []
 
 
-async def test_kind_is_listed_and_unused_fields_are_dropped(api: FakeApi) -> None:
+async def test_objects_of_a_further_kind_are_listed_without_unused_fields(api: FakeApi) -> None:
     configuration = client.Configuration(host=api.address)
     cluster = KubeCluster(ApiConnection(client.ApiClient(configuration)), Agents())
     found = await cluster.snapshot(None)
@@ -147,7 +147,7 @@ async def test_kind_is_listed_and_unused_fields_are_dropped(api: FakeApi) -> Non
     assert lost_fields(edited, built) == {"data": {"image": "trainer:1", "more": None}}
 
 
-async def test_kind_is_watched_like_the_others(api: FakeApi) -> None:
+async def test_objects_of_a_further_kind_are_watched(api: FakeApi) -> None:
     assert ROW in kinds_in_use(DEFAULTS)
     configuration = client.Configuration(host=api.address)
     cluster = KubeCluster(ApiConnection(client.ApiClient(configuration)), Agents())

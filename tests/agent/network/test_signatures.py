@@ -97,7 +97,7 @@ def test_order_without_a_valid_signature_is_refused(
     assert guarded.agent.orders.received == []
 
 
-def test_status_needs_a_signature_and_probes_need_none(guarded: Guarded) -> None:
+def test_status_request_needs_a_signature_and_probes_need_none(guarded: Guarded) -> None:
     """The status contains the id of the rendezvous, which must stay secret."""
     _, told, _ = guarded.request("GET", "/status", headers=signed("GET", "/status"))
     assert RUN_ID.encode() in told

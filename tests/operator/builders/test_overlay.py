@@ -120,7 +120,7 @@ def test_overlay_cannot_remove_the_restrictions_of_the_worker_by_null() -> None:
     assert pod["spec"]["containers"][0]["securityContext"].items() >= RESTRICTED.items()
 
 
-def test_overlay_changes_the_worker_by_name() -> None:
+def test_overlay_changes_the_container_named_worker() -> None:
     change = {"name": "worker", "securityContext": {"capabilities": {"add": ["IPC_LOCK"]}}}
     worker = build({"spec": {"containers": [change]}})["spec"]["containers"][0]
     assert worker["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["IPC_LOCK"]}

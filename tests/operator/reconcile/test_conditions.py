@@ -58,7 +58,7 @@ def test_status_times_have_whole_seconds() -> None:
     assert found.last_transition_time == NOW
 
 
-def test_condition_does_not_change_the_others() -> None:
+def test_change_of_one_condition_keeps_the_other_conditions() -> None:
     status = set_condition(
         put(DDPJobStatus(), True),
         ConditionType.SUSPENDED,

@@ -51,7 +51,7 @@ def verdict(*found: HungRank, silent: frozenset[int] = frozenset()) -> tuple[lis
     return sorted(result.ranks), result.how
 
 
-def test_hung_rank_is_named_by_both_witnesses() -> None:
+def test_hung_rank_is_named_by_both_the_collectives_and_the_stacks() -> None:
     both = "shown by both the record of the collectives and the stacks"
     assert verdict(waiting(0), busy(1), waiting(2), waiting(3)) == ([1], both)
 
@@ -94,7 +94,7 @@ def test_all_ranks_are_named_if_no_process_answers() -> None:
     assert verdict(hung(0), hung(1)) == ([0, 1], "shown by the stacks alone")
 
 
-def test_message_says_that_the_witnesses_disagree() -> None:
+def test_message_says_that_the_collectives_and_the_stacks_name_different_ranks() -> None:
     ranks, how = verdict(waiting(0, 11), waiting(1), busy(2, 12))
     assert ranks == [2]
     assert how == "shown by the stacks; the record of the collectives names rank 0 instead"
@@ -248,7 +248,7 @@ def test_operator_waits_for_the_report_of_a_silent_node() -> None:
     assert ended.message.startswith("ranks 0, 1, 2 on digits-0")
 
 
-def test_crash_explains_a_hang() -> None:
+def test_crash_of_one_rank_is_the_cause_and_not_the_hang_of_the_others() -> None:
     ended = plan(HANG | {0: failed_status(0, message="ValueError: no")}).status.last_failure
     assert ended is not None
     assert ended.reason == "RankFailed"
@@ -259,7 +259,7 @@ def test_report_of_an_earlier_attempt_does_not_count() -> None:
     assert plan(old).status.attempt == 1
 
 
-def test_agent_speaks_for_its_own_ranks_only() -> None:
+def test_agent_can_report_only_its_own_ranks_as_hung() -> None:
     foreign = {0: reporting(waiting(0), busy(3)), 1: HANG[1]}
     failure = plan(foreign).status.last_failure
     assert failure is not None

@@ -76,7 +76,7 @@ def test_new_spec_pulls_the_tag_again() -> None:
     ],
     ids=["ended", "deleted", "imported", "set by podTemplate"],
 )
-def test_digest_comes_only_from_a_living_peer_with_the_same_repository(
+def test_image_digest_comes_only_from_a_living_peer_with_the_same_repository(
     fields: dict[str, Any],
 ) -> None:
     job = active_job(nodes=2)
@@ -85,7 +85,7 @@ def test_digest_comes_only_from_a_living_peer_with_the_same_repository(
     assert set(created) == {DEFAULTS.image}
 
 
-def test_digest_is_also_taken_from_a_pod_that_was_replaced_before() -> None:
+def test_image_digest_also_comes_from_a_pod_that_was_replaced_before() -> None:
     job = active_job(nodes=2)
     peer = pod(job, 0, image=OLD, image_by_digest=OLD)
     assert images(decide(world(job, [peer], statuses={}), DEFAULTS)) == [OLD]

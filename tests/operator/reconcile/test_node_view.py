@@ -49,7 +49,7 @@ def test_cordoned_node_is_reported_as_cordoned_without_its_taint() -> None:
 
 
 @pytest.mark.parametrize("effect", ["NoSchedule", "NoExecute"])
-def test_node_condition_that_flaps_moves_no_member(effect: str) -> None:
+def test_taint_of_a_short_node_condition_moves_no_member(effect: str) -> None:
     taints = [{"key": key, "effect": effect} for key in sorted(CONDITION_TAINTS)]
     assert len(taints) == 6
     assert why(taints=taints) is None

@@ -131,7 +131,7 @@ def test_quota_that_holds_one_pod_of_a_training_job_is_no_hold() -> None:
     assert plan_for(job, all_pods(job), blocked=QUOTA, now=after(5)).status.queue is None
 
 
-def test_suspension_and_resumption_restart_the_count() -> None:
+def test_suspension_and_resumption_reset_the_time_of_the_holds() -> None:
     job = look(look(active_job(formed=False, **DEADLINES), 100, "gate"), 900, None)
     suspended = with_status(new_job(nodes=2, suspend=True, **DEADLINES), **dict(job.status))
     status = plan_for(suspended, now=after(901)).status

@@ -39,7 +39,7 @@ def test_user_within_its_own_rate_never_waits() -> None:
     assert use(quiet, START) > 0
 
 
-def test_user_whose_turn_has_come_is_not_made_to_wait_again() -> None:
+def test_user_waits_only_once_for_a_permitted_use() -> None:
     found = budget()
     busy, other = found.share(), found.share()
     for _ in range(5):
@@ -52,7 +52,7 @@ def test_user_whose_turn_has_come_is_not_made_to_wait_again() -> None:
     assert busy.wait(START + 1.0) > 0
 
 
-def test_user_above_its_own_rate_waits_at_least_the_shortest_turn() -> None:
+def test_user_above_its_own_rate_waits_at_least_the_shortest_time() -> None:
     busy = budget(shortest_turn=0.2).share()
     assert [use(busy, START) for _ in range(3)] == pytest.approx([0, 0, 0.2])
 

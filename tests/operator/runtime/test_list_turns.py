@@ -55,7 +55,7 @@ def test_thousand_jobs_share_eight_lists_and_one_further_list_per_second() -> No
     assert len({key for _, key in found}) == len(found)
 
 
-def test_turn_that_a_job_does_not_use_delays_no_other_list() -> None:
+def test_job_that_no_longer_needs_its_list_delays_no_other_list() -> None:
     turns, now = ListTurns(), START + LIST_AFTER_SECONDS
     for number in range(20):
         turns.add(job(number), START)

@@ -80,7 +80,7 @@ async def test_slow_answer_does_not_delay_the_other_requests() -> None:
 
 
 @pytest.mark.parametrize(("quota", "refused"), [(0, 2), (1, 3), (30, 8)])
-async def test_refusal_ends_the_turn_after_a_few_requests(quota: int, refused: int) -> None:
+async def test_refused_request_ends_the_sending_after_a_few_more(quota: int, refused: int) -> None:
     server = Server(quota)
     task = await start(server, 1000)
     while not task.done():
@@ -100,11 +100,11 @@ async def test_cancellation_cancels_all_open_requests() -> None:
     assert all(answer.cancelled() for _, answer in server.open)
 
 
-async def test_turn_without_requests_ends_at_once() -> None:
+async def test_slow_start_of_an_empty_list_sends_nothing() -> None:
     assert await slow_start([], first=2, most=lambda: 8) == 0
 
 
-async def test_no_request_is_sent_after_the_end_of_the_turn() -> None:
+async def test_no_request_is_sent_once_sending_must_stop() -> None:
     server, ended = Server(), False
     requests = [partial(server.request, number) for number in range(10)]
     sending = slow_start(requests, first=2, most=lambda: 8, ends=lambda: ended)

@@ -87,7 +87,7 @@ def test_profile_command_reports_invalid_arguments(
     assert gang.err(0) == sentence
 
 
-def test_phases_are_timed_only_in_the_first_update_after_an_exchange(
+def test_phases_are_timed_only_in_the_first_update_after_the_ranks_exchange_progress(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("time.perf_counter", itertools.count().__next__)

@@ -48,7 +48,7 @@ DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
     dtype=st.sampled_from(DTYPES),
 )
 @settings(max_examples=60)
-def test_value_gets_the_memory_layout_of_its_weight(
+def test_restored_value_gets_the_memory_layout_of_its_weight(
     shape: tuple[int, int, int, int], names: tuple[str, str], dtype: torch.dtype
 ) -> None:
     numbers = torch.arange(float(torch.Size(shape).numel())).view(shape)

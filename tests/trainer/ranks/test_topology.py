@@ -75,7 +75,7 @@ def test_rank_map_merges_consecutive_ranks_and_omits_unknown_parts() -> None:
         ),
     ],
 )
-def test_ring_with_needless_crossings_causes_a_warning(
+def test_order_of_ranks_that_crosses_zones_needlessly_causes_a_warning(
     locations: list[Location], sentence: str | None
 ) -> None:
     warning = ring_warning(locations)

@@ -117,7 +117,7 @@ def test_ranks_start_with_the_mean_of_the_saved_residues_and_with_the_same_matri
 
 
 @pytest.mark.slow
-def test_notes_name_residues_that_are_averaged_or_dropped(
+def test_notes_of_a_resize_name_residues_that_are_averaged_or_dropped(
     launcher: Launcher, tmp_path: Path
 ) -> None:
     config = {"global_batch": 12, "micro_batch": 3, "parallel": POWERSGD}

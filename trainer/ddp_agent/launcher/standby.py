@@ -48,7 +48,7 @@ def import_all() -> None:
 
 @contextlib.contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """Disable garbage collection during imports. It frees nothing and costs a fifth more time."""
+    """Disable garbage collection, which frees nothing during imports and makes them 20% slower."""
     gc.disable()
     try:
         yield
