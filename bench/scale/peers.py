@@ -94,10 +94,10 @@ class Run:
     """Number of requests of the operator's processes until they have created no object for 5 s."""
     requests_by_verb: str = ""
     cpu_seconds: float = 0.0
-    """CPU seconds of the operator's processes until then, including a controller manager that
-    creates pods."""
+    """CPU seconds of the operator's processes for these requests, including a controller manager
+    that creates pods."""
     controller_manager_seconds: float = 0.0
-    """CPU seconds of the controller manager in the same time."""
+    """CPU seconds of the controller manager alone, in the same period."""
     gone: float = 0.0
     """Seconds from the deletion of the job to the end of its last pod."""
 

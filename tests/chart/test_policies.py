@@ -76,7 +76,7 @@ def test_two_chart_values_let_the_operator_create_privileged_pods(
     assert (len(rules) > 10) is limited
 
 
-def test_policies_and_operator_get_the_annotations_of_the_chart_value() -> None:
+def test_chart_value_pod_template_annotations_reaches_policies_and_operator() -> None:
     documents = rendered("--set", "podTemplateAnnotations={a.example/b,c.example/*}")
     for name in (POD_TEMPLATE, "ddp-trainer-operator"):
         rules = str(find_one(documents, POLICY, name)["spec"]["validations"])

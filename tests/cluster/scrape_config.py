@@ -22,11 +22,13 @@ class Discovery(Enum):
     """Way in which Prometheus finds the pods."""
 
     FILE = "file"
-    """Debian's Prometheus 2 reads the pods from a file, because it is built without discovery."""
+    """Prometheus reads the pods from a file, because Debian's Prometheus 2 is built without
+    discovery."""
     API = "api"
-    """Prometheus 3 watches the pods, with the product's scrape configuration."""
+    """Prometheus 3 finds the pods by the API server, with the product's scrape configuration."""
     ANNOTATIONS = "annotations"
-    """Prometheus 3 watches the pods, and selects those with `prometheus.io/scrape`."""
+    """Prometheus 3 finds the pods by the API server, and selects those with
+    `prometheus.io/scrape`."""
 
 
 def configuration(discovery: Discovery, targets: Path, kubeconfig: Path) -> JSON:

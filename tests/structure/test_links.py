@@ -36,7 +36,7 @@ def test_every_link_leads_to_a_file_and_a_heading() -> None:
     assert [link for page in pages() for link in broken(page)] == []
 
 
-def test_broken_links_are_found(tmp_path: Path) -> None:
+def test_broken_link_is_found(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("# A `b` c\n[x](#a-b-c) [x](page.md#no) [x](no.md) [x](https://a.b/c#d)\n")
     assert broken(page) == ["page.md: page.md#no", "page.md: no.md#"]

@@ -57,7 +57,7 @@ def test_readme_has_at_most_900_words() -> None:
     assert words(ROOT / "README.md") <= MOST_README_WORDS
 
 
-def test_unlinked_pages_are_found(tmp_path: Path) -> None:
+def test_page_without_a_link_to_it_is_found(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "index.md").write_text(
         "[a](a.md#x) [f](folder/) [no](no.md) [web](https://a.b/c.md)"

@@ -17,7 +17,7 @@ QUESTION_SUFFIX = ".inspect"
 """Suffix of a rank's datagram socket. The agent sends a datagram to it to ask what the rank
 does."""
 ANSWER_SUFFIX = ".inspection"
-"""Suffix of the file into which the rank writes its answer."""
+"""Suffix of the file into which the rank writes its answer to the agent."""
 
 _RECORD = struct.Struct("@ddd")
 """Format of a record: step, activity and time. The rank writes each value with one 8-byte store, so

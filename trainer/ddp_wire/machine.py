@@ -6,7 +6,7 @@ from pathlib import Path
 
 _CGROUP = Path("/sys/fs/cgroup")
 _NO_LIMIT = 1 << 60
-"""Bytes. A cgroup v1 limit of at least this size means that there is no limit."""
+"""Smallest cgroup v1 memory limit, in bytes, that stands for no limit."""
 _OOM_SCORE_INCREASE = 300
 """Increase of a rank's oom_score_adj, in thousandths of the memory limit."""
 

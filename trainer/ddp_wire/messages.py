@@ -141,11 +141,11 @@ class Heartbeat(WireModel):
     """Exit code that a rank in phase Done is about to have, after all ranks have saved their work.
     An older trainer does not report it."""
     progress: Progress | None = None
-    """Set by global rank 0 only."""
+    """Progress of the run. Only global rank 0 reports it."""
     checkpoint: CheckpointInfo | None = None
-    """Set by global rank 0 only."""
+    """Newest checkpoint of the run. Only global rank 0 reports it."""
     training_times: TrainingTimes | None = None
-    """Set by global rank 0 only, from the first update of the attempt."""
+    """Times of the run since the attempt's first update. Only global rank 0 reports them."""
 
 
 class LocalHeartbeat(Heartbeat):
@@ -193,14 +193,14 @@ class HungRank(WireModel):
     """Reason why the kernel does not run the rank's process or one of its descendants. Empty if the
     kernel runs them all."""
     inspection: RankInspection | None = None
-    """None if the process did not answer."""
+    """Answer of the rank's process to the agent. None if the process did not answer."""
 
 
 class ExitProblem(WireModel):
     """A rank that has done its work, and then did not exit, or crashed while it exited."""
 
     rank: Number | None = None
-    """None for the launcher of the ranks."""
+    """Global rank of the process. None for the launcher of the ranks."""
     message: Annotated[PlainText, Field(max_length=512)]
     """A sentence about the rank without its subject, for example `did not exit`."""
     stack: Annotated[PlainLines, Field(max_length=4096)] = ""

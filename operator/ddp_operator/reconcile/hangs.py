@@ -2,8 +2,8 @@
 
 When one rank stops, all ranks stop at their next collective, so a lack of progress alone does not
 identify the rank. Each agent reports the ranks of its node that make no progress. The operator
-decides once all nodes have reported, or `GATHER_WAIT` has passed. It compares two independent
-witnesses:
+decides once all nodes have reported, or `GATHER_WAIT` has passed. It compares two independent kinds
+of evidence, the witnesses:
 
 - torch's record of the collectives shows which ranks are not in the collective in which other ranks
     wait.
@@ -43,12 +43,12 @@ Ranks = frozenset[int]
 
 @dataclass(frozen=True)
 class Verdict:
-    """The ranks that all other ranks wait for, and the witnesses that identified them."""
+    """The ranks that all other ranks wait for, and the evidence that identifies them."""
 
     ranks: Ranks
-    """Numbers of the ranks. Empty if no witness identifies a rank."""
+    """Numbers of the ranks. Empty if no evidence identifies a rank."""
     how: str
-    """Names of the witnesses as a part of a sentence, for example `shown by the stacks alone`."""
+    """Name of the evidence as a part of a sentence, for example `shown by the stacks alone`."""
 
 
 def has_hung(world: World) -> bool:

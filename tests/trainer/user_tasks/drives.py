@@ -61,13 +61,13 @@ FIGURES: list[Figure] = []
 
 
 def cases(drive: int, *variants: object) -> list[Any]:
-    """Return the parameters of a drive: each task, with each variant if there are any.
+    """Return the parameters of a test: each task, with each variant if there are any.
 
-    Those that only `make test-tasks` runs are marked. `make test` has a third of the tasks, each
-    with one variant.
+    Parameters that only `make test-tasks` runs are marked. `make test` runs a third of the tasks,
+    each with one variant.
 
     Args:
-        drive: Number of the drive, which selects the third.
+        drive: Number of the test, which selects the third.
         variants: Variants of the runs.
     """
     found = []

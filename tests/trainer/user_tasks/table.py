@@ -9,7 +9,7 @@ STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
 
 @dataclass(frozen=True, slots=True)
 class UserTask:
-    """One task, and the settings with which its drives run."""
+    """One task, and the settings with which the tests run it."""
 
     name: str
     """Name of the task's module in this folder."""
@@ -92,14 +92,15 @@ TASKS = (
     ),
     UserTask("lora"),
 )
-"""`make test` has each of them in a third of the drives, by its place here. So a task that is slow
-to train (`text` compiles, `stream` starts worker processes) has a place that only verifies."""
+"""All tasks. `make test` runs each task in a third of the tests, which its index selects
+(`sample`). So a task that is slow to train (`text` compiles, `stream` starts worker processes) has
+an index that only `verify` uses."""
 
 
 def sample(drive: int) -> tuple[UserTask, ...]:
-    """Return the third of the tasks with which `make test` makes a drive.
+    """Return the third of the tasks that `make test` runs in a test.
 
     Args:
-        drive: Number of the drive, from 0.
+        drive: Number of the test, from 0.
     """
     return TASKS[drive % 3 :: 3]

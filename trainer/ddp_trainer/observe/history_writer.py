@@ -18,7 +18,7 @@ from ddp_wire.files import open_file
 LARGEST_FILE = 64 << 20
 """Size of the file in bytes at which the writer stops adding lines."""
 LINES_PER_AGE = 5000
-"""The writer keeps an event if 1/5000 of the run's age passed since the last kept one of its type.
+"""Divisor of the run's age that gives the minimum time between two kept events of a type.
 
 So the number of lines grows with the logarithm of the run's age.
 """

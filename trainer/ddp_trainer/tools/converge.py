@@ -201,9 +201,11 @@ class Limits:
     """Largest permitted differences between losses, as fractions."""
 
     within: float
-    """Largest difference from the loss of the fewest ranks with the same batch."""
+    """Largest permitted difference from the loss of the fewest ranks with the same batch, as a
+    fraction."""
     worse: float | None
-    """Largest excess over the loss of the first batch. None for no limit."""
+    """Largest permitted excess over the loss of the first batch, as a fraction. None for no
+    limit."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ class Differences:
     weights: dict[Case, float]
     """Largest difference of a weight, for each case that trained."""
     refused: dict[Case, str]
-    """Reason why a case did not train, for each other case."""
+    """Reason why a case did not train, for each case without weights."""
     buffers: BufferReport | None
     """Report on the buffers that training changes. None if it changes none."""
 
