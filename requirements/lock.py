@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def _locked(name: str) -> list[str]:
-    """Return the pins of a lock file, with torch's."""
+    """Return the pinned versions of a lock file, also that of torch."""
     texts = [(HERE / file).read_text() for file in (f"{name}.lock", "torch-cuda.lock")]
     return [pin for text in texts for pin in _PIN.findall(text)]
 

@@ -1,4 +1,4 @@
-"""Compare our operator with its peers: one job each, one after another, on one control plane.
+"""Compare ddp-trainer's operator with its peers: one job each, in turn, on one control plane.
 
 The peers are Kubeflow Training Operator v1 (PyTorchJob) and Kubeflow Trainer v2 with JobSet
 (TrainJob). Each is measured as shipped and tuned. They run as processes, with these differences

@@ -1,4 +1,4 @@
-"""Peers get our pods, keep their shipped settings, and are compared in each repeat."""
+"""Peer operators get the same pods, keep their shipped settings, and are compared each repeat."""
 
 from typing import Any
 
@@ -41,7 +41,7 @@ POD: dict[str, Any] = {
         "volumes": [{"name": "kube-api-access-x"}, {"name": "ddp-shm"}],
     },
 }
-"""A pod of ours, as the API server returns it."""
+"""A pod of ddp-trainer's operator, as the API server returns it."""
 
 
 def templates() -> list[dict[str, Any]]:

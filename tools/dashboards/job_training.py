@@ -122,7 +122,7 @@ def _redone_steps() -> Panel:
     text = Text(
         "Redone updates",
         "short",
-        "How many updates an earlier attempt had done already.",
+        "How many updates the run repeated, because an earlier attempt had done them already.",
         _NO_LEDGER,
     )
     return time_series(text, Query(newest(jobs.REDONE_STEPS, JOB), "redone"))

@@ -12,7 +12,7 @@ _TEXT = """\
 # Exit codes
 
 This page is generated from the code that defines them. The agent reports the exit code of a rank to the operator. The operator decides
-whether the job starts another attempt, and which budget pays for it ([recovery](../use/recovery.md))."""  # noqa: E501
+whether the job starts another attempt, and which budget that attempt uses ([recovery](../use/recovery.md))."""  # noqa: E501
 _FURTHER = """\
 ## Further codes
 

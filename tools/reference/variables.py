@@ -132,7 +132,7 @@ VARIABLES = {
             Access.SET,
             "operator, for worker pods",
             "Network interface of the ranks: `spec.network.interface`, and that of NCCL also by a"
-            " network profile. Ranks report that of gloo.",
+            " network profile. Ranks report the interface of gloo.",
         ),
         Variable(
             ("NCCL_DEBUG",),

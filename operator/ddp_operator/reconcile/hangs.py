@@ -278,7 +278,7 @@ def _what(culprit: HungRank | None) -> str:
         return f"{text}: its process does not answer"
     if culprit.inspection.waits:
         where = _collective(culprit) or "a collective"
-        return f"{text}: it waits in {where}, and the other ranks wait in another one"
+        return f"{text}: it waits in {where}, and the other ranks wait in another collective"
     frame = _innermost(culprit.inspection.stack)
     return f"{text}: {frame}" if frame else text
 

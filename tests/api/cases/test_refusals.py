@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.api, pytest.mark.usefixtures("operator")]
 
 @pytest.fixture(scope="module")
 def shared_operator(launcher: OperatorLauncher) -> Iterator[OperatorProcess]:
-    """Yield an operator that lets jobs ask for what admission then rejects."""
+    """Yield an operator that accepts every podTemplate, even one that the API server rejects."""
     with launcher.operator("shared", settings={"pod_template": "full"}) as operator:
         yield operator
 

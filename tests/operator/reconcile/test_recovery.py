@@ -98,7 +98,9 @@ def test_each_part_of_a_recovery_ends_when_the_last_node_has_finished_it() -> No
         "firstStepMilliseconds": 1000,
     }
     messages = [event.message for event in plan.events if event.reason == "Recovered"]
-    assert messages == ["attempt 2 trains 1.0 s after the fault; status.lastRecovery has the parts"]
+    assert messages == [
+        "attempt 2 trains 1.0 s after the fault; status.lastRecovery shows each part"
+    ]
 
 
 def test_part_of_a_recovery_never_ends_before_an_earlier_part() -> None:
