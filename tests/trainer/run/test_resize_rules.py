@@ -196,7 +196,7 @@ def test_batch_norm_of_each_rank_makes_the_weights_depend_on_the_number_of_ranks
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 5])
-def test_without_micro_batch_each_update_is_one_pass_over_all_ranks(world: int) -> None:
+def test_update_without_micro_batch_is_a_single_forward_pass_on_each_rank(world: int) -> None:
     config = resolve({"global_batch": 12})
     assert config.batch_split(world).accumulation == 1
 
