@@ -131,13 +131,14 @@ def test_each_declared_variable_is_in_the_code() -> None:
 def test_attribute_docstring_is_the_string_below_the_attribute() -> None:
     class Colour(StrEnum):
         RED = "red"
-        """Color of a fire engine."""
+        """Color of a fire
+        engine."""
         GREEN = "green"
         BLUE = "blue"
         """Color of the sky."""
 
     found = attribute_docs.attribute_docs(Colour)
-    assert found == {"RED": "Of a fire engine.", "BLUE": "Of the sky."}
+    assert found == {"RED": "Color of a fire engine.", "BLUE": "Color of the sky."}
 
 
 def test_table_cells_have_no_line_breaks_and_no_unescaped_bars() -> None:
