@@ -31,7 +31,7 @@ def check_training(task: Task, config: RunConfig, limit: int) -> str | None:
     if not batch:
         raise InputError(
             'task: "train_data" is an iterator that ends after one pass, as a generator does; each'
-            " pass needs its own: return an object with __iter__"
+            " pass needs a new iterator: return an object with __iter__"
         )
 
     def prepare(first: int, end: int) -> Any:
