@@ -217,7 +217,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument(
         "--unreachable-agents",
         action="store_true",
-        help="measure ours alone, with an operator that reaches no agent",
+        help="measure DDPJobs alone, with an operator that reaches no agent",
     )
     return parser.parse_args()
 

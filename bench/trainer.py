@@ -126,7 +126,8 @@ def verdicts(found: list[Findings]) -> str:
         ratios = " and ".join(f"{ratio_text(one, OURS, what)} by {what}" for what in QUANTILES)
         added = f"{1e6 * one.added_seconds():.0f} µs to {1e3 * one.time(CONTROL, GOAL):.1f} ms"
         lines.append(
-            f"{one.workload}: ours is {ratios} of minimal, {one.rounds} rounds; it adds {added}"
+            f"{one.workload}: the product's loop takes {ratios} of minimal, {one.rounds} rounds;"
+            f" it adds {added}"
         )
         open_goals = misses(one)
         if not one.fair():

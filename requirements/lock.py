@@ -1,8 +1,8 @@
-"""Writes the lock files: every package with its version and hashes, torch apart from the rest.
+"""Write the lock files: all packages with version and hashes, with a separate file for torch.
 
-torch and what comes only with it are kept apart because there are two builds of it: the registry's
-with its CUDA libraries, in its newest release, and one for machines without a GPU, which needs none
-of them.
+torch and the packages that only torch needs are in a separate file, because torch has two builds:
+the registry's newest release with CUDA libraries, and a build for machines without a GPU, which
+does not need these packages.
 """
 
 import argparse
@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def _locked(name: str) -> list[str]:
-    """Return the pins of a lock file, with torch's."""
+    """Return the pinned versions of a lock file, also that of torch."""
     texts = [(HERE / file).read_text() for file in (f"{name}.lock", "torch-cuda.lock")]
     return [pin for text in texts for pin in _PIN.findall(text)]
 
@@ -71,7 +71,7 @@ def _compile(sources: list[str], constraints: str, stdin: str = "") -> str:
 
 
 def _split(text: str) -> tuple[list[str], list[str]]:
-    """Entries without torch's own, and torch's own."""
+    """Return the entries without torch's packages, and torch's packages."""
     entries = re.split(r"^(?=\S)", text, flags=re.MULTILINE)
     found: tuple[list[str], list[str]] = ([], [])
     for entry in entries:

@@ -29,13 +29,13 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Exempt modules and tests from garbage collections."""
+    """Exempt all imported modules and collected tests from garbage collections."""
     gc.collect()
     exempt_all_objects()
 
 
 def _defer_grammar_of_iris() -> None:
-    """Build the grammar of IRIs when a schema needs it: jsonschema imports it, which takes 2 s."""
+    """Delay jsonschema's import of the grammar of IRIs until a schema needs it. It takes 2 s."""
     name = "rfc3987_syntax"
     stub = ModuleType(name)
 

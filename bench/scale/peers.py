@@ -1,4 +1,4 @@
-"""Compare our operator with its peers: one job each, one after another, on one control plane.
+"""Compare ddp-trainer's operator with its peers: one job each, in turn, on one control plane.
 
 The peers are Kubeflow Training Operator v1 (PyTorchJob) and Kubeflow Trainer v2 with JobSet
 (TrainJob). Each is measured as shipped and tuned. They run as processes, with these differences
@@ -94,10 +94,10 @@ class Run:
     """Number of requests of the operator's processes until they have created no object for 5 s."""
     requests_by_verb: str = ""
     cpu_seconds: float = 0.0
-    """CPU seconds of the operator's processes until then, including a controller manager that
-    creates pods."""
+    """CPU seconds of the operator's processes for these requests, including a controller manager
+    that creates pods."""
     controller_manager_seconds: float = 0.0
-    """CPU seconds of the controller manager in the same time."""
+    """CPU seconds of the controller manager alone, in the same period."""
     gone: float = 0.0
     """Seconds from the deletion of the job to the end of its last pod."""
 

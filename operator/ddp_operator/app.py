@@ -252,7 +252,9 @@ async def _watch_jobs(
             task.cancel()
         await asyncio.gather(*watching, restored, return_exceptions=True)
     if restored in done:
-        raise WatchError("the API server has older versions than before, as after a restore")
+        raise WatchError(
+            "the API server has older versions than before, as after a restore of etcd"
+        )
     cause = next((e for t in done if not t.cancelled() and (e := t.exception())), None)
     raise WatchError(f"jobs cannot be watched: {cause!r}") from cause
 

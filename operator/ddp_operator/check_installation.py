@@ -45,7 +45,7 @@ def main() -> None:
     parser.add_argument("--namespace", required=True, help="namespace of the operator")
     parser.add_argument("--deployment", required=True, help="Deployment of the operator")
     parser.add_argument("--job-namespace", required=True, help="namespace in which to try a job")
-    parser.add_argument("--seconds", type=float, default=60, help="time to wait (default: 60)")
+    parser.add_argument("--seconds", type=float, default=60, help="seconds to wait (default: 60)")
     given = parser.parse_args()
     try:
         asyncio.run(check((given.namespace, given.deployment), given.job_namespace, given.seconds))

@@ -50,7 +50,7 @@ def run_forever():
     while True:
         time.sleep(0.01)
 """
-"""Helpers that the scripts in place of torchrun may call."""
+"""Functions that the scripts in place of torchrun may call."""
 
 
 def stub_torchrun(monkeypatch: pytest.MonkeyPatch, script: str) -> None:
@@ -66,12 +66,12 @@ Condition = Callable[[AgentStatus], bool]
 
 
 def phase(name: str, attempt: int = 1) -> Condition:
-    """Return the condition that the agent is in this phase of this attempt."""
+    """Return a condition that holds while the agent is in a phase of an attempt."""
     return lambda status: (status.phase, status.attempt) == (AgentPhase(name), attempt)
 
 
 class OneBarrier(Barriers):
-    """The same side of the barrier in each attempt."""
+    """Barriers that return the same side of the start barrier for each attempt."""
 
     def __init__(self, made: AgentConfig, barrier: StartBarrier) -> None:
         self._config, self._barrier = made, barrier
@@ -139,7 +139,7 @@ class AgentHarness:
             self.write_order("stop")
 
     def when(self, condition: Condition, action: Callable[[], None]) -> None:
-        """Run an action once the agent's status fits. Actions run in the order of these calls."""
+        """Run an action once the agent's status meets a condition. Actions run in call order."""
         self._steps.append((condition, action))
 
     def touch(self, name: str) -> None:

@@ -66,7 +66,7 @@ def wait_until(condition: Callable[[], bool], what: str, seconds: float = DEADLI
 
 @contextlib.contextmanager
 def few_files() -> Iterator[None]:
-    """Let this process open no further file, until the end of the context."""
+    """Prevent this process from opening further files until the end of the context."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     free = os.open(os.devnull, os.O_RDONLY)
     os.close(free)
@@ -94,7 +94,7 @@ def adopting_orphans() -> Iterator[None]:
 
 
 class FakeStatusCell(AgentStatusCell):
-    """Status cell that a test can set, and that counts those who waited."""
+    """Status cell that a test can set. It counts the calls that wait for a change."""
 
     waits = 0
     """Number of calls of `wait_for_change`."""
@@ -129,7 +129,7 @@ class FakeAgent:
         self.alive = True
 
     def is_alive(self) -> bool:
-        """Return what the test has set."""
+        """Return the liveness that the test has set."""
         return self.alive
 
     def server(self, port: int = 0, bind: str = "127.0.0.1", secret: str = "") -> AgentServer:

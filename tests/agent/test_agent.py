@@ -152,7 +152,7 @@ def test_agent_stopped_after_a_failed_attempt_exits_with_the_code_of_its_rank(
 def test_agent_exits_if_no_order_follows_a_failed_attempt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: str, limit: float
 ) -> None:
-    """It exits early if nobody has read the failure, because the operator may not reach it."""
+    """The agent exits early if nobody has read the failure: perhaps no operator reaches it."""
     stub_torchrun(monkeypatch, "fail(signal='SIGKILL')")
     node = AgentHarness(tmp_path, tick_seconds=limit / 4)
     node.write_order("1")
@@ -214,7 +214,7 @@ def test_agent_runs_an_attempt_that_the_operator_orders_directly(
 
 
 @pytest.mark.parametrize(("grace", "usable"), [("60", 45.0), ("600", 585.0), ("4", 2.0)])
-def test_agent_kills_ranks_that_save_for_longer_than_the_grace_period(
+def test_agent_kills_ranks_whose_save_exceeds_the_grace_period(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, grace: str, usable: float
 ) -> None:
     """The pod's grace period counts, less the time that the agent needs for its report."""
@@ -289,7 +289,7 @@ for pid in open({str(pids)!r}).read().split():
     assert "1:Failed" not in node.phases()
 
 
-def test_superseded_attempt_has_only_a_short_grace_period(
+def test_ranks_of_a_superseded_attempt_get_only_a_short_grace_period(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stub_torchrun(

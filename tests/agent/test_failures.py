@@ -90,7 +90,7 @@ def test_long_traceback_keeps_its_end() -> None:
     assert (len(huge.message), len(huge.traceback)) == (1024, 4096)
 
 
-def test_signal_is_named_without_the_last_line_of_the_log() -> None:
+def test_failure_by_a_signal_does_not_quote_the_last_line_of_the_log() -> None:
     found = described("epoch 3, loss 0.1", returncode=-signal.SIGKILL)
     assert (found.signal, found.exit_code, found.message, found.traceback) == (
         "SIGKILL",
@@ -204,7 +204,7 @@ def test_rank_that_failed_by_itself_is_no_secondary_failure(text: str) -> None:
 
 
 @pytest.mark.parametrize("code", [ExitCode.BAD_INPUT, ExitCode.VOLUME_FAILED])
-def test_rank_that_leaves_the_message_to_rank_0_is_a_secondary_failure(code: ExitCode) -> None:
+def test_rank_whose_message_only_rank_0_prints_is_a_secondary_failure(code: ExitCode) -> None:
     silent = described("", returncode=code)
     explained = described("config.epochs: must be positive", returncode=code)
     assert silent.secondary
@@ -274,7 +274,7 @@ def test_only_the_end_of_a_huge_log_is_read(tmp_path: Path) -> None:
     assert traceback_in_logs(tmp_path, 0) == TRACEBACK
 
 
-def test_signal_name_is_that_of_the_operating_system() -> None:
+def test_signal_number_gives_the_name_of_the_signal() -> None:
     assert signal_name(9) == "SIGKILL"
     assert signal_name(250) == "signal 250"
 

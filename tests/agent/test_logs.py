@@ -99,7 +99,7 @@ def test_json_line_without_an_identity_has_no_empty_fields(
 
 
 @pytest.mark.parametrize("style", ["json", "text"])
-def test_line_of_the_launcher_has_the_same_format(
+def test_launcher_logs_in_the_same_format_as_the_agent(
     style: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     set_environment(monkeypatch, tmp_path, **{Env.LOG_FORMAT: style, Env.ATTEMPT: "5"})

@@ -24,7 +24,7 @@ def _reaper() -> Iterator[None]:
         yield
 
 
-def test_agent_whose_loop_hangs_is_not_alive(tmp_path: Path) -> None:
+def test_liveness_probe_fails_while_the_agents_loop_hangs(tmp_path: Path) -> None:
     node = AgentHarness(tmp_path, tick_seconds=1.0)
     assert node.agent.is_alive()
     node.monotonic += 59.0

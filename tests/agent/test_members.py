@@ -1,4 +1,4 @@
-"""Attempts of some nodes of a job: what an agent starts, and what it does as no member."""
+"""Tests of attempts that exclude some nodes: agents of members start, other agents wait."""
 
 from pathlib import Path
 
@@ -36,14 +36,14 @@ def test_first_member_hosts_the_rendezvous_of_all_members(tmp_path: Path) -> Non
     assert any("is_host=false" in argument for argument in second)
 
 
-def test_addresses_of_the_members_sort_as_their_ranks() -> None:
+def test_sorted_addresses_of_the_members_are_in_rank_order() -> None:
     nodes = [0, 1, 2, 9, 10, 99, 100, 999, 1000, 9998]
     addresses = [ADDRESSES.format(index=node) for node in nodes]
     assert sorted(addresses) == addresses
 
 
 @pytest.mark.parametrize("pattern", ["digits", "{index", "{}", "{index}-{other}"])
-def test_pattern_needs_an_index(tmp_path: Path, pattern: str) -> None:
+def test_address_pattern_needs_the_field_index(tmp_path: Path, pattern: str) -> None:
     with pytest.raises(ValueError, match="DDP_ADDRESS_PATTERN"):
         config(tmp_path, **{Env.ADDRESS_PATTERN: pattern})
 
@@ -102,7 +102,7 @@ if attempt == 1:
 
 
 @pytest.mark.parametrize(("order", "saves"), [("2:0:save", True), ("2:0", False)])
-def test_ranks_have_the_time_to_save_only_before_a_resize(
+def test_ranks_get_time_to_save_only_before_a_resize(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, order: str, saves: bool
 ) -> None:
     stub_torchrun(monkeypatch, f"home = {str(tmp_path)!r}\n{SAVES_FOR_LONG}")
@@ -117,7 +117,7 @@ def test_ranks_have_the_time_to_save_only_before_a_resize(
 def test_ranks_that_stop_before_the_order_arrives_restart_in_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another node has its order already, and all ranks stop at the same step."""
+    """Another node may have its order already, and then all ranks stop at the same step."""
     stub_torchrun(monkeypatch, f"if attempt == 1: fail(rank=0, exitCode={ExitCode.PREEMPTED:d})")
     node = AgentHarness(tmp_path, env=PATTERN)
     node.write_order("1:0")
@@ -126,7 +126,9 @@ def test_ranks_that_stop_before_the_order_arrives_restart_in_place(
     assert node.phases()[-2:] == ["2:Starting", "2:Succeeded"]
 
 
-def test_newer_order_ends_the_time_to_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_newer_order_ends_the_wait_for_the_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stub_torchrun(monkeypatch, f"home = {str(tmp_path)!r}\n{SAVES_FOR_LONG}")
     node = AgentHarness(tmp_path, env=PATTERN)
     node.write_order("1:0")

@@ -35,7 +35,7 @@ def test_there_is_no_order_before_the_kubelet_writes_one(tmp_path: Path) -> None
     assert orders_of(tmp_path / "missing").newest() is None
 
 
-def test_newest_order_follows_the_file(tmp_path: Path) -> None:
+def test_newest_order_follows_the_order_file(tmp_path: Path) -> None:
     assert newest_after(tmp_path, b"1", b"2\n", b" 10 ") == [Order(1), Order(2), Order(10)]
 
 
@@ -52,12 +52,12 @@ def test_stop_order_is_final(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "noise", [b"", b"\n", b"-4", b"four", b"4.5", b"\xff\xfe", b"sto", b"4 5", b"9" * 5000]
 )
-def test_unreadable_content_changes_nothing(tmp_path: Path, noise: bytes) -> None:
+def test_unreadable_order_file_changes_no_order(tmp_path: Path, noise: bytes) -> None:
     assert newest_after(tmp_path, noise) == [None]
     assert newest_after(tmp_path, b"3", noise) == [Order(3), Order(3)]
 
 
-def test_direct_requests_count_like_the_file(tmp_path: Path) -> None:
+def test_direct_requests_count_like_orders_in_the_file(tmp_path: Path) -> None:
     orders = orders_of(tmp_path)
     assert orders.accept(request(2))
     assert orders.newest() == Order(2)
@@ -72,8 +72,8 @@ def test_direct_requests_count_like_the_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("attempt", [3 + MOST_AHEAD + 1, 2**40, 10**900])
-def test_request_far_ahead_of_the_file_is_refused(tmp_path: Path, attempt: int) -> None:
-    """Otherwise one request of a stranger would make the agent ignore the operator for ever."""
+def test_request_far_ahead_of_the_order_file_is_refused(tmp_path: Path, attempt: int) -> None:
+    """Otherwise one request of an attacker would make the agent ignore the operator forever."""
     orders = orders_of(tmp_path)
     (tmp_path / ATTEMPT_FILE).write_text("3")
     assert not orders.accept(request(attempt))
@@ -81,7 +81,7 @@ def test_request_far_ahead_of_the_file_is_refused(tmp_path: Path, attempt: int) 
     assert orders.accept(request(3 + MOST_AHEAD))
 
 
-def test_deleted_file_changes_nothing(tmp_path: Path) -> None:
+def test_deleted_order_file_changes_no_order(tmp_path: Path) -> None:
     orders = orders_of(tmp_path)
     (tmp_path / ATTEMPT_FILE).write_text("3")
     assert orders.newest() == Order(3)
@@ -91,7 +91,7 @@ def test_deleted_file_changes_nothing(tmp_path: Path) -> None:
 
 @settings(max_examples=30)
 @given(st.lists(st.integers(0, 20), max_size=10))
-def test_newest_order_is_the_highest_number_so_far(
+def test_newest_order_is_the_one_with_the_highest_attempt_number(
     tmp_path_factory: pytest.TempPathFactory, numbers: list[int]
 ) -> None:
     home = tmp_path_factory.mktemp("info")

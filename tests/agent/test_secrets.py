@@ -18,7 +18,9 @@ from tests.harness.ports import free_port
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 
-def test_taken_variable_is_overwritten_and_unset(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secret_is_overwritten_in_memory_and_unset_once_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("DDP_TEST_SECRET", "abcdef")
     libc = ctypes.CDLL(None)
     libc.getenv.restype = ctypes.c_void_p
@@ -45,7 +47,7 @@ open(os.path.dirname(__file__) + "/shown", "w").write("\\n".join(shown))
 @pytest.mark.slow
 @pytest.mark.parametrize("standby", ["true", "false"], ids=["warm", "cold"])
 def test_no_process_from_the_rank_to_the_agent_shows_a_secret(tmp_path: Path, standby: str) -> None:
-    """Whole agents, because only their processes have an environment that the kernel keeps."""
+    """The test runs whole agents, because the kernel keeps the environment of each process."""
     program, (pod, job) = tmp_path / "train.py", (random_text(), random_text())
     program.write_text(PROBE)
     (tmp_path / "attempt").write_text("1")

@@ -22,7 +22,7 @@ run_forever()
 """
 
 
-def test_milestone_has_the_time_of_the_last_rank() -> None:
+def test_milestone_has_the_time_at_which_the_last_rank_reached_it() -> None:
     heartbeats = [
         heartbeat(joined_at=2.0, first_step_at=5.0),
         heartbeat(joined_at=3.0, first_step_at=4.0),
@@ -32,7 +32,7 @@ def test_milestone_has_the_time_of_the_last_rank() -> None:
 
 
 @pytest.mark.parametrize("missing", ["heartbeat", "time"])
-def test_milestone_is_absent_while_a_rank_is_missing(missing: str) -> None:
+def test_milestone_is_absent_until_every_rank_has_reached_it(missing: str) -> None:
     heartbeats = [heartbeat(joined_at=2.0, first_step_at=3.0), heartbeat(joined_at=2.0)]
     found = extend_timeline(
         Timeline(ordered=1.0), heartbeats[:1] if missing == "heartbeat" else heartbeats, 2

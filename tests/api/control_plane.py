@@ -63,7 +63,7 @@ class ControlPlane:
 
     cluster: Cluster
     operator_kubeconfig: Path
-    """Kubeconfig of that user."""
+    """Kubeconfig of the operator's user."""
 
     @classmethod
     def up(
@@ -88,7 +88,8 @@ class ControlPlane:
     def wait_until_limited(self) -> None:
         """Wait until the API server enforces the operator's admission policy.
 
-        It reads new policies some seconds after its start, and refuses nothing until then.
+        The API server reads new policies some seconds after its start, and refuses nothing until
+        then.
         """
         eventually(self.is_limited, "the API server enforces the policy", _POLICY_SECONDS)
 

@@ -80,7 +80,7 @@ def children_are_owned(history: History) -> Iterator[str]:
 
 
 def conditions_follow_the_state_machine(history: History) -> Iterator[str]:
-    """I3: The summary follows the state machine, its end is final, generations never lead."""
+    """I3: The summary follows the state machine, and no generation is ahead of the job's."""
     before = ""
     for job in history.statuses():
         status = job["status"]

@@ -64,7 +64,7 @@ class FakeAgents:
             await agents._runner.cleanup()
 
     async def serve_pod(self) -> str:
-        """Serve the agent of one more pod, and return the pod's address, which no other has had."""
+        """Serve the agent of one more pod. Return the pod's address, which no other pod has had."""
         number = next(self._numbers)
         address = f"127.{64 + number // 62500}.{number // 250 % 250}.{1 + number % 250}"
         await web.TCPSite(self._runner, address, contract.AGENT_PORT).start()
@@ -115,7 +115,7 @@ class FakeStatuses:
         self._agents = agents
 
     def follow(self, key: Key, pods: Sequence[PodView], first: int = 0) -> None:
-        """Nothing needs a watch."""
+        """Do nothing, because no watch is needed."""
 
     def statuses(self, pods: Sequence[PodView]) -> dict[str, AgentStatus]:
         found = {pod.uid: self._agents.status(pod.ip) for pod in pods}

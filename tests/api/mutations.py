@@ -295,7 +295,7 @@ def _overlay(base: JSON, pod: JSON) -> JSON:
 
 
 def _essence(pod: JSON) -> JSON:
-    """Return a pod without the fields that a job chooses, in one form for equal pods."""
+    """Return a pod without the fields that a job chooses, in a canonical form."""
     out = copy.deepcopy(pod)
     metadata, spec = out["metadata"], out["spec"]
     metadata["annotations"] = {

@@ -1,7 +1,7 @@
 """A fault proxy between the operator and the API server, with TLS on both sides.
 
-It forwards requests and watches as the user whose certificate it has, and injects the faults of
-the test. It serves on its own thread; the test calls its methods from another one.
+The proxy forwards requests and watches as the user whose certificate it has, and injects the faults
+of the test. It serves on its own thread. The test calls its methods from another thread.
 """
 
 import asyncio

@@ -92,7 +92,7 @@ MANAGERS: dict[str, tuple[str | None, str | None]] = {
 }
 
 
-async def test_edit_of_the_pod_spec_starts_a_free_attempt(
+async def test_edit_of_the_pod_spec_starts_an_attempt_without_a_charge(
     environment: OperatorEnvironment, namespace: str
 ) -> None:
     """docs/develop/decisions/0005-editing-a-job.md explains why such an edit is allowed."""

@@ -69,7 +69,7 @@ def helm_test(control_plane: ControlPlane, namespace: str, tmp_path: Path) -> He
 
 
 async def make_pod_ready(api: Api, namespace: str) -> None:
-    """Be the kubelet of the only pod of a namespace."""
+    """Report the only pod of a namespace as ready, as its kubelet would."""
 
     async def exists() -> bool:
         return len(await api.list("pods", namespace)) == 1
@@ -96,7 +96,7 @@ def deployment() -> JSON:
     return {"metadata": {"name": NAME}, "spec": spec}
 
 
-async def test_helm_test_names_the_defect_until_there_is_none(
+async def test_helm_test_names_each_defect_of_an_installation_until_it_is_mended(
     helm_test: HelmTest, api: Api, namespace: str
 ) -> None:
     place = f"the Deployment {NAME} in the namespace {namespace}"

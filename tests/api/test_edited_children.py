@@ -52,7 +52,7 @@ async def test_label_taken_from_a_pod_is_restored(
 async def test_edited_service_is_restored(
     environment: OperatorEnvironment, namespace: str, change: JSON
 ) -> None:
-    """Without its selector no pod finds node 0, so no recovery would end."""
+    """Without the selector of the Service no pod finds node 0, so no recovery would end."""
     simulated = await running(environment, namespace)
     path = path_of("services", namespace, NAME)
     before = await environment.api.call("GET", path)
@@ -76,7 +76,7 @@ async def test_edited_service_is_restored(
 async def test_edited_network_policy_is_restored(
     environment: OperatorEnvironment, namespace: str, change: JSON
 ) -> None:
-    """Without its rules every pod of the cluster could send code to the job's store."""
+    """Without the policy's rules every pod of the cluster could send code to the job's store."""
     simulated = await running(environment, namespace)
     path = path_of("networkpolicies", namespace, NAME)
     before = await environment.api.call("GET", path)
@@ -94,7 +94,7 @@ async def test_edited_network_policy_is_restored(
 async def test_pod_without_its_owner_is_reported(
     environment: OperatorEnvironment, namespace: str
 ) -> None:
-    """It would outlive the job, so the operator neither counts nor deletes it."""
+    """A pod without an owner outlives the job, so the operator neither counts nor deletes it."""
     simulated = await running(environment, namespace)
     path = path_of("pods", namespace, f"{NAME}-1")
     await edit(environment, path, {"metadata": {"ownerReferences": None}})

@@ -1,4 +1,4 @@
-"""Native gang scheduling of Kubernetes 1.35: the API server accepts the group and keeps its mark.
+"""Native gang scheduling of Kubernetes 1.35: the API server keeps the group object and pod field.
 
 No scheduler runs here, so the pods wait until a fake kubelet takes them. The API server, the
 operator's rights and its admission policy are real.
@@ -41,7 +41,7 @@ async def groups(environment: OperatorEnvironment, namespace: str) -> dict[str, 
     return {one["metadata"]["name"]: one["spec"]["podGroups"][0] for one in found}
 
 
-async def test_pods_are_members_of_the_group(
+async def test_pods_of_a_job_belong_to_its_group_object(
     environment: OperatorEnvironment, namespace: str
 ) -> None:
     simulated = await job_with_gang(environment, namespace)
@@ -57,7 +57,9 @@ async def test_pods_are_members_of_the_group(
     assert (found["status"], found["reason"]) == ("False", "WaitingForGang")
 
 
-async def test_new_size_takes_a_new_group(environment: OperatorEnvironment, namespace: str) -> None:
+async def test_new_size_of_a_job_gets_a_new_group_object(
+    environment: OperatorEnvironment, namespace: str
+) -> None:
     simulated = await job_with_gang(environment, namespace)
     await simulated.run_until("Running")
     await simulated.edit(nodes=3)
@@ -93,7 +95,9 @@ async def test_pods_outside_the_gang_come_later_and_belong_to_no_group(
     assert found_condition["message"].startswith("2 of 2 pods of the Native group")
 
 
-async def test_suspended_job_has_no_group(environment: OperatorEnvironment, namespace: str) -> None:
+async def test_suspended_job_has_no_group_object(
+    environment: OperatorEnvironment, namespace: str
+) -> None:
     simulated = await job_with_gang(environment, namespace)
     await simulated.run_until("Running")
     await simulated.edit(suspend=True)
@@ -107,7 +111,7 @@ async def test_suspended_job_has_no_group(environment: OperatorEnvironment, name
     assert await groups(environment, namespace) == {}
 
 
-async def test_group_that_an_administrator_deleted_is_restored(
+async def test_group_object_that_an_administrator_deleted_is_restored(
     environment: OperatorEnvironment, namespace: str
 ) -> None:
     simulated = await job_with_gang(environment, namespace)
@@ -117,7 +121,7 @@ async def test_group_that_an_administrator_deleted_is_restored(
     assert list(await groups(environment, namespace)) == [f"{NAME}-1"]
 
 
-async def test_group_of_a_scheduler_that_is_not_installed_is_not_served(
+async def test_api_server_serves_no_version_of_a_missing_gang_scheduler(
     environment: OperatorEnvironment, namespace: str
 ) -> None:
     SimulatedJob(environment, namespace).new_operator().activate()

@@ -121,7 +121,7 @@ async def operator(control_plane: ControlPlane) -> AsyncIterator[Api]:
         yield connected
 
 
-async def test_operator_creates_the_children_of_a_job_and_nothing_else(
+async def test_policy_allows_the_operator_to_create_only_children_of_jobs(
     operator: Api, namespace: str, children: dict[str, JSON]
 ) -> None:
     del children["networkpolicies"]  # The shared release names other peers.
@@ -147,7 +147,7 @@ async def test_operator_creates_the_children_of_a_job_and_nothing_else(
     assert OTHER_OBJECTS in await refusal(operator, "POST", tokens, token)
 
 
-async def test_operator_changes_and_deletes_no_object_of_others(
+async def test_policy_forbids_the_operator_to_change_objects_of_others(
     operator: Api, api: Api, namespace: str, children: dict[str, JSON]
 ) -> None:
     foreign = changed(children["pods"], ("metadata", "ownerReferences"), [])
@@ -171,7 +171,7 @@ async def test_operator_changes_and_deletes_no_object_of_others(
     assert await refusal(operator, "PATCH", mine, label) == ""
 
 
-async def test_a_write_that_keeps_the_rules_reaches_no_validation(
+async def test_allowed_write_of_the_operator_skips_the_validations_of_the_policy(
     control_plane: ControlPlane, namespace: str, children: dict[str, JSON]
 ) -> None:
     """Validations cost the API server three conversions of the object, the condition costs one."""
@@ -281,7 +281,7 @@ async def test_operator_creates_only_pods_that_its_builder_can_produce(
         assert 20 < len(found) < len(mutations) / 2
 
 
-async def test_operator_creates_no_service_and_policy_for_pods_of_others(
+async def test_policy_allows_services_and_network_policies_only_for_the_jobs_own_pods(
     control_plane: ControlPlane, namespace: str
 ) -> None:
     async with strict_release(control_plane, namespace) as (strict, defaults):
@@ -315,7 +315,7 @@ def _same(made: JSON, child: JSON) -> bool:
 
 
 @pytest.mark.parametrize("values", [("podTemplate=off",), ("workers.user=assigned",)])
-async def test_other_values_of_the_chart_let_the_operator_create_its_pods(
+async def test_policy_allows_the_operators_pods_with_other_values_of_the_chart(
     control_plane: ControlPlane, namespace: str, values: tuple[str, ...]
 ) -> None:
     async with strict_release(control_plane, namespace, *values) as (strict, defaults):
@@ -339,7 +339,7 @@ async def test_other_values_of_the_chart_let_the_operator_create_its_pods(
         assert SERVED in await refusal(strict, "POST", own, elsewhere)
 
 
-async def test_operator_changes_only_what_it_must(
+async def test_policy_allows_the_operator_only_the_updates_that_it_needs(
     operator: Api, api: Api, namespace: str, children: dict[str, JSON]
 ) -> None:
     """An update of the operator's own object cannot make it an object of another workload."""

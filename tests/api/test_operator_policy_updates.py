@@ -1,4 +1,4 @@
-"""Updates of the operator's own objects, changed at random, beside what the operator may change."""
+"""Random updates of the operator's own objects, compared with the changes that it may make."""
 
 import asyncio
 import copy
@@ -17,15 +17,15 @@ pytestmark = pytest.mark.api
 JSON = dict[str, Any]
 MUTATIONS, SEED = 200, 11
 _WITHOUT_POWER = ("managedFields", "resourceVersion", "generation", "generateName")
-"""Fields that the API server sets at a write, or that mean nothing once an object exists."""
+"""Fields that the API server sets at a write, or that have no effect once an object exists."""
 _ATTEMPT = "ddp-trainer.dev/attempt"
 
 
 @pytest.mark.parametrize("kind", ["pods", "services", "networkpolicies"])
-async def test_random_update_of_the_operator_changes_nothing_else(
+async def test_random_update_by_the_operator_changes_only_allowed_fields(
     control_plane: ControlPlane, api: Api, namespace: str, kind: str
 ) -> None:
-    """What the API server would store differs by the attempt and the end of the pod alone."""
+    """The stored object may differ only in the attempt and the deadline of the pod."""
     async with strict_release(control_plane, namespace) as (operator, defaults):
         job = await api.apply_job(namespace, {**job_manifest(), "metadata": {"name": "digits"}})
         stored = await api.call("POST", path_of(kind, namespace), children_of(job, defaults)[kind])
@@ -50,7 +50,7 @@ async def _updated(api: Api, path: str, body: JSON) -> JSON | None:
 
 
 def _fixed(found: JSON, kind: str) -> JSON:
-    """Return what the operator may not change in an object."""
+    """Return the parts of an object that the operator may not change."""
     found = copy.deepcopy(found)
     metadata, spec = found["metadata"], found["spec"]
     for key in _WITHOUT_POWER:

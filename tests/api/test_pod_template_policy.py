@@ -81,7 +81,7 @@ async def test_api_server_refuses_what_the_operator_refuses_and_names_the_field(
         assert 'unknown field "spec.volumes[0].hostPath"' in await refusal(api, namespace, source)
 
 
-async def test_job_that_is_older_than_the_policy_can_be_suspended_but_not_widened(
+async def test_job_older_than_the_policy_can_be_suspended_but_gets_no_new_privilege(
     control_plane: ControlPlane, api: Api, namespace: str
 ) -> None:
     old = {**job_manifest(podTemplate={"metadata": {"labels": {"a": "b"}}})}

@@ -22,7 +22,7 @@ def named(pods: list[dict[str, object]]) -> dict[str, object]:
     return {m["name"]: m["uid"] for m in metadata if isinstance(m, dict)}
 
 
-async def test_operator_starts_once_a_job_created_while_it_was_down(
+async def test_job_created_while_the_operator_was_down_starts_exactly_once(
     environment: OperatorEnvironment, namespace: str
 ) -> None:
     simulated = SimulatedJob(environment, namespace)
@@ -37,7 +37,7 @@ async def test_operator_starts_once_a_job_created_while_it_was_down(
     assert violations(history) == []
 
 
-async def test_operator_counts_once_a_pod_that_failed_before_it_was_killed(
+async def test_pod_failure_before_a_kill_of_the_operator_is_counted_once(
     environment: OperatorEnvironment, namespace: str
 ) -> None:
     simulated = SimulatedJob(environment, namespace, Script(kills=frozenset({(1, 1)})))

@@ -12,13 +12,13 @@ def result(label: str, *seconds: float | None) -> Result:
     return Result(CRASH, label, [Recovery(one) for one in seconds])
 
 
-def test_quantile_is_the_nearest_rank_above() -> None:
+def test_quantile_is_the_next_higher_value_of_the_sample() -> None:
     found = result("ours", *(float(n) for n in range(1, 11)))
     assert found.quantile(0.5, lambda r: r.seconds) == 6.0
     assert found.quantile(0.95, lambda r: r.seconds) == 10.0
 
 
-def test_missing_recovery_counts_as_infinite() -> None:
+def test_recovery_that_never_happened_counts_as_infinitely_long() -> None:
     found = result("ours", 1.0, 2.0, None)
     assert math.isinf(found.quantile(0.95, lambda r: r.seconds))
     assert missed([found]) == ["rank crash"]
@@ -35,7 +35,7 @@ def test_recovery_goal_of_a_lost_node_is_measured_from_detection() -> None:
     assert not missed([found])
 
 
-def test_table_has_a_row_per_fault_and_three_columns_per_gang() -> None:
+def test_recovery_table_has_a_row_per_fault_and_three_columns_per_gang() -> None:
     never = result("torchrun default", None, None)
     never.never = True
     ours = Result(CRASH, "ours", [Recovery(1.0, back=1.5), Recovery(3.0, back=4.5)])

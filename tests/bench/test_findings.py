@@ -21,7 +21,7 @@ def findings(
     rounds: int = 20,
     limit: float | None = 1.01,
 ) -> Findings:
-    """Return rounds on a machine whose speed varies by half; `noise` is per step and skewed."""
+    """Return made-up step times of a benchmark whose machine gets up to 50% slower at random."""
     rng = random.Random(0)  # noqa: S311 - no secret
     systems = {CONTROL: 1.0, CONTROL_AGAIN: again, OURS: ours, "Peer": peer}
     found = Findings("task", rounds=rounds, minimal_limit=limit)
@@ -62,7 +62,7 @@ def test_workload_with_short_updates_has_no_goal_beside_the_minimal_loop() -> No
     assert 0.04 < added < 0.06
 
 
-def test_fabric_has_a_limit_of_its_own() -> None:
+def test_fabric_has_another_limit_than_accelerate() -> None:
     limits = {goal.other: goal.limit for goal in named("Fabric").goals()}
     assert limits == {CONTROL: 1.01, "Fabric": 1.02}
     assert {goal.other: goal.limit for goal in named("Accelerate").goals()}["Accelerate"] == 1.0
@@ -79,7 +79,7 @@ def named(peer: str) -> Findings:
     return found
 
 
-def test_verdict_names_a_faster_peer() -> None:
+def test_verdict_names_a_faster_framework() -> None:
     missed = "; ".join(trainer.misses(findings(1.0, peer=0.97)))
     assert "of Peer, goal 1: missed" in missed
 
@@ -110,7 +110,7 @@ def test_differing_minimal_loops_give_no_verdict_on_times() -> None:
     assert "the two minimal loops differ" in trainer.verdicts([unfair])
 
 
-def test_counts_and_weights_have_goals_on_any_machine() -> None:
+def test_goals_for_counts_and_weights_apply_on_any_machine() -> None:
     found = findings(1.0, noise=1.0)
     found.counts[OURS] = COUNTS | {"host syncs": 1.0}
     found.weight_difference["Peer"] = 1e-3

@@ -1,4 +1,4 @@
-"""Peers get our pods, keep their shipped settings, and are compared in each repeat."""
+"""Peer operators get the same pods, keep their shipped settings, and are compared each repeat."""
 
 from typing import Any
 
@@ -41,7 +41,7 @@ POD: dict[str, Any] = {
         "volumes": [{"name": "kube-api-access-x"}, {"name": "ddp-shm"}],
     },
 }
-"""A pod of ours, as the API server returns it."""
+"""A pod of ddp-trainer's operator, as the API server returns it."""
 
 
 def templates() -> list[dict[str, Any]]:
@@ -51,13 +51,13 @@ def templates() -> list[dict[str, Any]]:
     return [worker["template"], node["template"]["spec"]["template"]]
 
 
-def test_template_leaves_out_what_every_peer_sets() -> None:
+def test_pod_template_leaves_out_fields_that_every_peer_operator_sets() -> None:
     spec = pod_template(POD, "node")["spec"]
     assert not {"hostname", "subdomain", "restartPolicy", "nodeName"} & set(spec)
     assert spec["terminationGracePeriodSeconds"] == 60
 
 
-def test_pods_of_peers_have_our_container_with_the_name_that_the_peer_requires() -> None:
+def test_pods_of_peer_operators_run_our_container_under_the_required_name() -> None:
     ours = POD["spec"]["containers"][0]
     for template, name in zip(templates(), ("pytorch", "node"), strict=True):
         (container,) = template["spec"]["containers"]
@@ -84,7 +84,7 @@ def test_train_job_refers_to_the_runtime_of_its_namespace() -> None:
     assert reference == {"kind": runtime["kind"], "name": runtime["metadata"]["name"]}
 
 
-def test_configuration_keeps_shipped_settings_beside_changed_ones() -> None:
+def test_tuned_configuration_keeps_all_other_shipped_settings() -> None:
     shipped = "webhook: {port: 9443, host: ''}\nclientConnection: {qps: 50}\n"
     changed = configuration(shipped, {"webhook": {"port": 1}}, {"health": {"address": "x"}})
     assert yaml.safe_load(changed) == {
@@ -94,7 +94,7 @@ def test_configuration_keeps_shipped_settings_beside_changed_ones() -> None:
     }
 
 
-def test_only_crds_and_webhooks_are_installed() -> None:
+def test_only_crds_and_webhooks_of_a_peers_manifest_are_installed() -> None:
     service = {"name": "peer", "namespace": "system", "path": "/mutate"}
     documents: list[dict[str, Any] | None] = [
         {"kind": "CustomResourceDefinition", "metadata": {"name": "jobs.example"}},
@@ -149,5 +149,7 @@ def test_ratio_above_the_goal_misses_it(ours: float, missed: bool) -> None:
         (gobuild.JOBSET, "v0.12.0"),
     ],
 )
-def test_modules_pin_the_peers(tool_set: gobuild.ToolSet, version: str) -> None:
+def test_go_modules_pin_the_versions_of_the_peer_operators(
+    tool_set: gobuild.ToolSet, version: str
+) -> None:
     assert tool_set.version == version

@@ -18,7 +18,7 @@ from bench.scale.policy import PolicyCost
 from bench.scale.starts import Starts
 
 
-def test_one_request_too_many_misses_the_goal() -> None:
+def test_one_api_request_too_many_misses_the_goal() -> None:
     figures = of_one_job(OneJob(nodes=1000, requests=1009))
     assert [one.name for one in figures if one.missed] == ["requests to Running"]
     assert "| 1 job x 1,000 pods | requests to Running | 1,009  (missed) | 1,008 |" in table(
@@ -26,7 +26,7 @@ def test_one_request_too_many_misses_the_goal() -> None:
     )
 
 
-def test_figures_at_their_goals_miss_none() -> None:
+def test_figures_equal_to_their_goals_miss_no_goal() -> None:
     many = ManyJobs(1000, 4, status_p99=1.0, resident_megabytes=256.0, cores=0.3)
     many.megabytes_before, many.megabytes_after = 100.0, 120.0
     assert not [one for one in of_many_jobs(many) if one.missed]
@@ -34,19 +34,19 @@ def test_figures_at_their_goals_miss_none() -> None:
     assert not [one for one in of_bare_client(1000, [6.0, 6.0], [5.0, 5.0]) if one.missed]
 
 
-def test_slower_than_the_bare_client_misses_the_goal() -> None:
+def test_operator_slower_than_the_bare_client_misses_the_goal() -> None:
     figures = of_bare_client(10, [6.1, 6.2, 6.3], [5.0, 5.0, 5.0])
     assert [one.missed for one in figures] == [False, True]
 
 
-def test_cost_of_the_policy_has_a_goal_for_each_creator() -> None:
+def test_slow_admission_of_the_operators_requests_misses_the_goal() -> None:
     seconds = {("the operator", True): [4.0], ("the operator", False): [2.0]}
     seconds |= {("an administrator", True): [2.0], ("an administrator", False): [2.0]}
     missed = [one.name for one in of_policy(PolicyCost(1000, seconds)) if one.missed]
     assert missed == ["as a multiple of that without the policy, by the operator"]
 
 
-def test_one_small_job_that_waits_too_long_misses_the_goal() -> None:
+def test_one_small_job_that_waits_too_long_misses_the_scale_goal() -> None:
     missed = [one.name for one in of_starts(Starts([0.1, 2.1, 0.1], 20.0)) if one.missed]
     assert missed == ["apply to first pod, longest"]
     assert not [one for one in of_starts(Starts([0.1, 2.0], 20.0)) if one.missed]

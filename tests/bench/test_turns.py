@@ -32,7 +32,7 @@ def test_each_loop_makes_one_step_per_lap_in_a_seeded_order() -> None:
     assert laps("1") == made != laps("2")
 
 
-def test_garbage_collection_setting_belongs_to_one_loop() -> None:
+def test_garbage_collection_setting_of_one_loop_does_not_affect_another() -> None:
     seen: dict[str, list[bool]] = {name: [] for name in NAMES}
 
     def loop(name: str, turn: Turn) -> None:

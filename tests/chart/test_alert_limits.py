@@ -109,7 +109,7 @@ def test_alerts_follow_the_settings_of_a_job_and_do_not_fire_for_queued_jobs(
 OPERATOR_FAMILIES = (*metrics.FAMILIES, *job_metrics.FAMILIES)
 
 
-def test_a_worker_cannot_serve_series_of_the_operator() -> None:
+def test_worker_pod_cannot_export_series_of_the_operator() -> None:
     """The scrape configurations keep the metrics of workers by name."""
     scraped = yaml.safe_load((RULES.with_name("scrape.yaml")).read_text("utf-8"))["scrape_configs"]
     [plain] = [j["metric_relabel_configs"] for j in scraped if j["job_name"].endswith("workers")]
@@ -126,7 +126,7 @@ def test_a_worker_cannot_serve_series_of_the_operator() -> None:
     assert all(re.fullmatch(keep["regex"], family.name) for family in agent.FAMILIES)
 
 
-def test_no_series_of_a_worker_silences_or_raises_an_alert_about_the_operator(
+def test_series_of_a_worker_affect_no_alert_about_the_operator(
     tmp_path: Path,
 ) -> None:
     """A Prometheus that finds pods by annotations keeps each name. The rules select a namespace."""

@@ -81,7 +81,7 @@ def network_rules(documents: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [rule for rule in rules if "networkpolicies" in rule["resources"]]
 
 
-def test_agents_are_open_to_the_operators_own_pods_and_to_scrapers() -> None:
+def test_network_policy_lets_operator_and_scrapers_connect_to_agents() -> None:
     documents = rendered()
     settings = {**environment_of(documents), "DDP_OPERATOR_LEASE_NAMESPACE": "ddp-system"}
     peers = Settings.from_environment(settings).agent_clients
@@ -102,7 +102,7 @@ def test_agents_are_open_to_the_operators_own_pods_and_to_scrapers() -> None:
     assert network_rules(documents) == [{**resource, "verbs": verbs}]
 
 
-def test_network_policies_can_be_switched_off_with_their_permissions() -> None:
+def test_network_policies_and_their_permissions_can_be_switched_off() -> None:
     documents = rendered("--set", "networkPolicy.enabled=false")
     assert "DDP_OPERATOR_AGENT_CLIENTS" not in environment_of(documents)
     assert network_rules(documents) == []
@@ -222,7 +222,7 @@ def test_operator_pod_gets_pull_secrets_and_labels() -> None:
     assert template_["metadata"]["labels"]["team"] == "x"
 
 
-def test_pull_secrets_are_names_or_objects_and_those_of_a_parent_chart() -> None:
+def test_pull_secrets_may_be_names_or_objects_or_come_from_a_parent_chart() -> None:
     given = ("--set-json", 'imagePullSecrets=[{"name":"a"},"b"]')
     parents = ("--set-json", 'global.imagePullSecrets=["b",{"name":"c"}]')
     spec = find_one(rendered(*given, *parents), "Deployment")["spec"]["template"]["spec"]
@@ -305,8 +305,8 @@ def test_pod_monitors_name_the_ports_of_the_pods() -> None:
     )
 
 
-def test_worker_pods_cannot_name_the_series_of_other_jobs() -> None:
-    """A tenant decides what its pod serves."""
+def test_worker_pod_cannot_export_series_of_another_job() -> None:
+    """A tenant decides which metrics its pods serve."""
     workers = find_one(rendered(*POD_MONITORS), "PodMonitor", "ddp-trainer-workers")["spec"]
     [endpoint] = workers["podMetricsEndpoints"]
     scraped = yaml.safe_load((ROOT / "manifests/prometheus/scrape.yaml").read_text("utf-8"))
@@ -320,8 +320,8 @@ def test_worker_pods_cannot_name_the_series_of_other_jobs() -> None:
     assert also == named | {"namespace", "pod"}
 
 
-def test_only_pods_of_the_operators_namespace_can_be_the_operator() -> None:
-    """Its series keep the namespace that they name, and the alerts believe it."""
+def test_only_pods_in_the_operators_namespace_are_scraped_as_the_operator() -> None:
+    """Prometheus trusts the namespace label of the operator's series, and alerts select by it."""
     monitor = find_one(rendered(*POD_MONITORS), "PodMonitor", "ddp-trainer-operator")
     assert "namespaceSelector" not in monitor["spec"]  # Its own namespace, that of the release.
     assert monitor["spec"]["podMetricsEndpoints"][0]["honorLabels"]

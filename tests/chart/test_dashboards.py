@@ -91,7 +91,7 @@ def test_every_query_groups_by_labels_of_its_metrics(name: str) -> None:
             assert labels <= known[metric], expression
 
 
-def test_search_finds_the_metrics_of_an_expression() -> None:
+def test_search_finds_the_metrics_of_a_query() -> None:
     expression = 'sum by (le, x) (rate(a_bucket{b="c",d=~"e(f)"}[1m])) / max(g) or h'
     assert selectors(expression) == [("a_bucket", {"b", "d"}), ("g", set()), ("h", set())]
 
@@ -116,7 +116,7 @@ def test_dashboards_show_nearly_all_metrics() -> None:
 
 
 @every_dashboard
-def test_every_panel_explains_itself(name: str) -> None:
+def test_every_panel_has_a_description_and_a_text_for_no_data(name: str) -> None:
     for panel in panels(DASHBOARDS[name]):
         defaults = panel["fieldConfig"]["defaults"]
         assert panel["title"]
@@ -169,7 +169,7 @@ def test_dashboards_link_to_each_other(name: str) -> None:
     assert linked <= uids
 
 
-def test_job_name_in_the_fleet_opens_its_dashboard() -> None:
+def test_job_name_in_the_fleet_dashboard_opens_the_dashboard_of_the_job() -> None:
     text = json.dumps(DASHBOARDS["fleet"])
     parameters = "var-namespace=${__data.fields.namespace}&var-ddpjob=${__data.fields.ddpjob}"
     assert f"/d/ddp-trainer-job?{parameters}&" in text
@@ -185,7 +185,7 @@ def test_every_variable_has_a_value_for_tests(name: str) -> None:
 
 
 @every_dashboard
-def test_sdk_reads_its_own_json(name: str) -> None:
+def test_dashboards_are_unchanged_after_a_round_trip_through_the_sdk(name: str) -> None:
     register_default_plugins()
     read = Dashboard.from_json(json.loads(TEXTS[f"ddp-trainer-{name}.json"]))
     assert to_json(read) == TEXTS[f"ddp-trainer-{name}.json"]
@@ -212,7 +212,7 @@ def test_promtool_accepts_every_query(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.api
-def test_annotation_marks_each_attempt_once_and_no_scrape_gap(tmp_path: Path) -> None:
+def test_annotation_marks_each_attempt_once_and_ignores_scrape_gaps(tmp_path: Path) -> None:
     annotation, _ = DASHBOARDS["job"]["annotations"]["list"]
     [query] = [q for q in queries(DASHBOARDS["job"], {"__interval": "1m"}) if " unless " in q]
     assert " unless " in annotation["expr"]
@@ -277,7 +277,7 @@ def test_dashboards_can_be_disabled() -> None:
 
 
 @pytest.mark.api
-def test_labels_that_are_no_text_are_rejected() -> None:
+def test_dashboard_labels_that_are_no_text_are_rejected() -> None:
     result = template("--set", "dashboards.labels.grafana_dashboard=1")
     assert result.returncode != 0
     assert "dashboards/labels/grafana_dashboard" in result.stderr

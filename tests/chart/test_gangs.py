@@ -46,7 +46,7 @@ def test_operator_has_no_right_to_groups_by_default() -> None:
     assert not rights() & rows(*KNOWN_VERSIONS)
 
 
-def test_values_are_settings_of_the_operator() -> None:
+def test_gang_values_become_settings_of_the_operator() -> None:
     flags = "gangs.types={Volcano},gangs.default=Volcano,gangs.queue=research"
     documents = rendered("--set", f"{flags},gangs.coschedulingScheduler=batch")
     container = find_one(documents, "Deployment")["spec"]["template"]["spec"]["containers"][0]
@@ -65,7 +65,7 @@ def children(*flags: str) -> str:
     return next(str(one["expression"]) for one in spec["variables"] if one["name"] == "child")
 
 
-def test_policy_of_the_operator_knows_the_groups_of_the_enabled_types_alone() -> None:
+def test_operator_policy_allows_groups_of_the_enabled_gang_types_only() -> None:
     assert "podgroups" not in children()
     assert "'scheduling.volcano.sh/podgroups'" in children("--set", "gangs.types={Volcano}")
     native = children("--set", "gangs.types={Native}")

@@ -38,7 +38,7 @@ def rules(documents: list[JSON]) -> dict[str, list[JSON]]:
     return roles
 
 
-def test_objects_of_the_test_exist_during_the_test_alone() -> None:
+def test_objects_of_helm_test_exist_only_during_the_test() -> None:
     documents = hooks()
     policies = {}
     for document in documents:
@@ -53,19 +53,19 @@ def test_objects_of_the_test_exist_during_the_test_alone() -> None:
     assert not installed & {(d["kind"], d["metadata"]["name"]) for d in documents}
 
 
-def test_test_may_create_jobs_and_read_the_deployment_of_the_operator() -> None:
+def test_helm_test_may_only_create_jobs_and_read_the_operators_deployment() -> None:
     assert rules(hooks()) == {"ddp-system": [JOBS, DEPLOYMENT]}
     assert rules(hooks("--set", "rbac.create=false")) == {}
 
 
-def test_test_tries_the_job_in_a_namespace_of_the_operator() -> None:
+def test_helm_test_tries_a_job_in_a_namespace_that_the_operator_watches() -> None:
     documents = hooks("--set", "operator.watchNamespaces={team-a,team-b}")
     assert rules(documents) == {"team-a": [JOBS], "ddp-system": [DEPLOYMENT]}
     [container] = find_one(documents, "Pod")["spec"]["containers"]
     assert "--job-namespace=team-a" in container["args"]
 
 
-def test_pod_of_the_test_is_like_that_of_the_operator() -> None:
+def test_pod_of_helm_test_has_the_security_settings_of_the_operators_pod() -> None:
     digest = f"sha256:{'a' * 64}"
     flags = ("--set", f"image.digest={digest},imagePullSecrets={{a,b}},nodeSelector.pool=system")
     pod = find_one(hooks(*flags), "Pod")
@@ -79,7 +79,7 @@ def test_pod_of_the_test_is_like_that_of_the_operator() -> None:
     assert pod["spec"]["restartPolicy"] == "Never"
 
 
-def test_pod_of_the_test_is_no_pod_of_the_operator() -> None:
+def test_pod_of_helm_test_does_not_match_the_operators_selector() -> None:
     """The NetworkPolicies of jobs let the operator's pods connect to the agents."""
     selector = find_one(rendered(), "Deployment")["spec"]["selector"]["matchLabels"]
     assert not selector.items() <= find_one(hooks(), "Pod")["metadata"]["labels"].items()

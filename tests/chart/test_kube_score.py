@@ -66,7 +66,7 @@ def findings(folder: Path, documents: str) -> set[str]:
 
 
 def test_each_finding_about_the_chart_has_a_reason(tmp_path: Path) -> None:
-    """With two replicas and with the pod of `helm test`."""
+    """The chart is rendered with two replicas and with the pod of `helm test`."""
     rendered = template("--namespace", "ddp-system", "--set", "replicaCount=2")
     assert findings(tmp_path, rendered.stdout) == set(CHART)
 

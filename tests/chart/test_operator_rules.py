@@ -21,7 +21,7 @@ def pod_rules(policy: str) -> list[Rule]:
 
 
 @pytest.mark.parametrize("policy", ["scheduling", "off"])
-def test_message_names_the_field_of_which_the_rule_states_the_value(policy: str) -> None:
+def test_message_of_a_rule_names_the_field_that_the_rule_checks(policy: str) -> None:
     named = {
         found[1]: set(_FIELD.findall(rule["expression"]))
         for rule in pod_rules(policy)
@@ -34,7 +34,7 @@ def test_message_names_the_field_of_which_the_rule_states_the_value(policy: str)
 
 
 @pytest.mark.parametrize("policy", ["scheduling", "off"])
-def test_message_lists_the_same_fields_as_the_rule(policy: str) -> None:
+def test_message_of_a_rule_lists_the_same_fields_as_the_rule(policy: str) -> None:
     """The message looks for the first key that the rule does not allow."""
     naming = [rule for rule in pod_rules(policy) if "messageExpression" in rule]
     assert len(naming) == 3

@@ -58,7 +58,7 @@ def documents(tmp_path_factory: pytest.TempPathFactory) -> list[JSON]:
     return with_values(tmp_path_factory.mktemp("values"), {**POD, **OTHER, "replicaCount": 2})
 
 
-def test_values_of_the_pod_are_its_fields(documents: list[JSON]) -> None:
+def test_pod_values_become_fields_of_the_operators_pod(documents: list[JSON]) -> None:
     pod = find_one(documents, "Deployment")["spec"]["template"]["spec"]
     assert {key: pod.get(key) for key in POD} == POD
     assert pod["nodeSelector"] == {"kubernetes.io/os": "linux", "pool": "system"}
@@ -72,7 +72,7 @@ def test_values_of_the_pod_are_its_fields(documents: list[JSON]) -> None:
     }
 
 
-def test_values_of_the_container_are_added_to_those_of_the_chart(documents: list[JSON]) -> None:
+def test_container_values_are_added_to_those_of_the_chart(documents: list[JSON]) -> None:
     pod = find_one(documents, "Deployment")["spec"]["template"]["spec"]
     container, other = pod["containers"]
     assert other == OTHER["extraContainers"][0]
@@ -91,7 +91,9 @@ def test_values_of_the_container_are_added_to_those_of_the_chart(documents: list
     assert container["securityContext"]["readOnlyRootFilesystem"] is True
 
 
-def test_values_of_the_release_reach_its_objects(documents: list[JSON]) -> None:
+def test_deployment_and_label_values_reach_the_objects_of_the_release(
+    documents: list[JSON],
+) -> None:
     deployment = find_one(documents, "Deployment")
     assert deployment["metadata"]["annotations"] == OTHER["deploymentAnnotations"]
     assert deployment["spec"]["strategy"] == OTHER["strategy"]

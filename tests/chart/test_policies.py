@@ -64,7 +64,7 @@ def test_admission_policies_can_be_left_out() -> None:
     assert names(documents, POLICY) | names(documents, f"{POLICY}Binding") == set()
 
 
-def test_policy_of_the_operator_names_its_account_lease_and_namespaces() -> None:
+def test_operator_policy_names_its_account_and_lease_and_namespaces() -> None:
     flags = ("--set", "operator.watchNamespaces={a,b}", "--set", "serviceAccount.name=runner")
     spec = find_one(rendered(*flags), POLICY, "ddp-trainer-operator")["spec"]
     [condition] = spec["matchConditions"]
@@ -88,7 +88,7 @@ def test_policy_of_the_operator_names_its_account_lease_and_namespaces() -> None
         ("admissionPolicies.limitPods=false", False),
     ],
 )
-def test_policy_of_the_operator_allows_power_over_the_host_by_two_values(
+def test_two_chart_values_let_the_operator_create_privileged_pods(
     values: str, limited: bool
 ) -> None:
     spec = find_one(rendered("--set", values), POLICY, "ddp-trainer-operator")["spec"]
@@ -96,7 +96,7 @@ def test_policy_of_the_operator_allows_power_over_the_host_by_two_values(
     assert (len(rules) > 10) is limited
 
 
-def test_lists_of_annotations_are_those_of_the_value() -> None:
+def test_chart_value_pod_template_annotations_reaches_policies_and_operator() -> None:
     documents = rendered("--set", "podTemplateAnnotations={a.example/b,c.example/*}")
     for name in (POD_TEMPLATE, "ddp-trainer-operator"):
         rules = str(find_one(documents, POLICY, name)["spec"]["validations"])
@@ -110,19 +110,19 @@ def test_lists_of_annotations_are_those_of_the_value() -> None:
     assert {"name": variable, "value": ","} in variables
 
 
-def test_value_and_code_have_the_same_default_annotations() -> None:
+def test_chart_and_operator_have_the_same_default_annotations() -> None:
     values = yaml.safe_load((ROOT / "charts" / "values.yaml").read_text("utf-8"))
     assert tuple(values["podTemplateAnnotations"]) == ANNOTATIONS
 
 
 @pytest.mark.parametrize("quote", ["a'b", 'a"b', "a b", "__USER__'"])
-def test_annotation_cannot_end_a_string_of_the_policy(quote: str) -> None:
+def test_annotation_name_cannot_end_a_string_literal_of_the_policy(quote: str) -> None:
     result = template("--set-json", f"podTemplateAnnotations={json.dumps([quote])}")
     assert result.returncode != 0
     assert "podTemplateAnnotations" in result.stderr
 
 
-def test_operator_policy_skips_only_writes_that_its_roles_forbid() -> None:
+def test_operator_policy_skips_only_writes_that_rbac_forbids_anyway() -> None:
     documents = rendered()
     constraints = find_one(documents, POLICY, "ddp-trainer-operator")["spec"]["matchConstraints"]
     skipped = {

@@ -49,7 +49,7 @@ def test_operator_has_cluster_roles_for_all_namespaces_and_for_nodes() -> None:
         (("--set", "operator.watchNamespaces={team},operator.watchNodes=false"), False),
     ],
 )
-def test_nodes_are_watched_and_the_right_exists_by_the_same_value(
+def test_one_value_enables_node_watching_and_its_permission(
     flags: tuple[str, ...], watched: bool
 ) -> None:
     documents = rendered(*flags)
@@ -146,11 +146,11 @@ def test_user_roles_are_aggregated_to_the_default_roles_if_enabled(
 
 
 RECORD = ROOT / "tests" / "cluster" / "recorded" / "operator-requests.jsonl"
-"""Requests of the operator to a real API server, one of each kind, without its ends and Leases."""
+"""Requests of the operator to a real API server, one of each kind, without deletions and Leases."""
 LEASES = ("coordination.k8s.io", "leases")
 
 
-def test_rights_that_a_record_used_are_compared_with_those_of_the_chart() -> None:
+def test_rights_in_an_audit_log_are_compared_with_those_of_the_chart() -> None:
     entries = [json.loads(line) for line in RECORD.read_text(encoding="utf-8").splitlines()]
     used = used_rights(entries, OPERATOR_USER)
     assert len(used) == 15

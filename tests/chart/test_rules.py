@@ -230,7 +230,9 @@ def evaluate(tests: list[dict[str, Any]], folder: Path) -> None:
 
 
 @pytest.mark.parametrize("alert", CASES)
-def test_alert_fires_and_does_not_fire(alert: str, tmp_path: Path) -> None:
+def test_alert_fires_in_its_case_and_stays_quiet_in_a_normal_case(
+    alert: str, tmp_path: Path
+) -> None:
     case = CASES[alert]
     tests = [
         unit_test(alert, case.fires, case.minute, fires=True),
@@ -250,7 +252,7 @@ def test_every_alert_has_a_case_a_runbook_and_a_severity() -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_runbook_has_the_same_sections(name: str) -> None:
+def test_every_runbook_has_the_same_sections(name: str) -> None:
     lines = (RUNBOOKS / f"{name}.md").read_text(encoding="utf-8").splitlines()
     assert lines[0] == f"# {name}"
     heads = [line for line in lines if line.startswith("## ")]

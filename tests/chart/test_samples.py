@@ -1,4 +1,4 @@
-"""The claim among the samples is the one that the sample jobs mount."""
+"""Test that the sample jobs mount the claim among the samples."""
 
 import yaml
 
@@ -7,7 +7,7 @@ from tests.harness.install import ROOT
 SAMPLES = ROOT / "manifests" / "samples"
 
 
-def test_claim_of_the_samples_is_that_of_the_sample_jobs() -> None:
+def test_sample_jobs_use_the_claim_of_the_samples() -> None:
     claim = yaml.safe_load((SAMPLES / "claim.yaml").read_text("utf-8"))
     assert (claim["kind"], claim["spec"]["accessModes"]) == (
         "PersistentVolumeClaim",

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.api
 ROLES = (("image", "operator"), ("trainerImage", "trainer"))
 
 
-def test_chart_is_a_subchart_that_a_condition_switches(tmp_path: Path) -> None:
+def test_chart_works_as_a_subchart_with_a_condition(tmp_path: Path) -> None:
     """The parent chart is packaged, and so is this chart within it, without a network."""
     parent = tmp_path / "platform"
     (parent / "templates").mkdir(parents=True)

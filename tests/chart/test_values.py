@@ -33,7 +33,7 @@ def names(schema: JSON, root: JSON, prefix: str = "") -> Iterator[str]:
         yield from names(one, root, f"{prefix}{name}.")
 
 
-def test_each_value_is_on_the_page_once() -> None:
+def test_each_chart_value_is_on_the_page_once() -> None:
     listed = [value.name for value in read_values()]
     assert len(listed) == len(set(listed)) > 40
     values = yaml.safe_load((CHART / "values.yaml").read_text("utf-8"))
@@ -43,7 +43,7 @@ def test_each_value_is_on_the_page_once() -> None:
     assert all(value.text.endswith(".") for value in read_values())
 
 
-def test_schema_and_page_name_the_same_values() -> None:
+def test_schema_and_page_list_the_same_chart_values() -> None:
     schema = json.loads((CHART / "values.schema.json").read_text("utf-8"))
     named = {n for n in names(schema, schema) if n.partition(".")[0] not in INJECTED}
     listed = {v.name for v in read_values()}

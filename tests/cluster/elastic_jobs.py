@@ -13,7 +13,7 @@ LIMITS = {"minNodes": 1, "startWaitSeconds": 5, "shrinkAfterSeconds": 2, "growAf
 
 
 def elastic_job(**limits: int) -> dict[str, Any]:
-    """Return the sample as a run that outlasts its test, with short limits."""
+    """Return the sample as an elastic job with short limits and a run that outlasts the test."""
     manifest = sample("elastic")
     manifest["spec"]["config"] |= {"epochs": ENDLESS_EPOCHS, "log": {"every_steps": 1}}
     manifest["spec"]["checkpoint"] |= {"everySteps": 20}
@@ -59,7 +59,7 @@ def scale(job: Job, nodes: int) -> None:
 
 @contextmanager
 def cordoned(cluster: Cluster, node: str) -> Iterator[None]:
-    """Drain a node as `kubectl drain` begins, by its cordon, and end that."""
+    """Cordon a node, as `kubectl drain` does first, and uncordon it at the end."""
     cluster.kubectl("cordon", node)
     try:
         yield

@@ -1,4 +1,4 @@
-"""A small task of which one rank hangs in each attempt, or which is slow in harmless ways."""
+"""A small task in which one rank hangs in each attempt, or which is slow in harmless ways."""
 
 import os
 import random
@@ -36,7 +36,7 @@ class HangConfig(BaseModel):
 
 
 class Points(Dataset[tuple[Tensor, Tensor]]):
-    """Points of which the reading can hang, in the process of a data worker."""
+    """Data set whose reads can hang, in the process of a data worker."""
 
     def __init__(self, hangs: bool) -> None:
         generator = torch.Generator().manual_seed(0)

@@ -19,14 +19,16 @@ JSON = dict[str, Any]
 
 
 class Discovery(Enum):
-    """How Prometheus finds the pods."""
+    """Way in which Prometheus finds the pods."""
 
     FILE = "file"
-    """Prometheus 2 of Debian reads them from a file, because it is built without discovery."""
+    """Prometheus reads the pods from a file, because Debian's Prometheus 2 is built without
+    discovery."""
     API = "api"
-    """Prometheus 3 watches them, with the product's scrape configuration."""
+    """Prometheus 3 finds the pods by the API server, with the product's scrape configuration."""
     ANNOTATIONS = "annotations"
-    """Prometheus 3 watches them, and selects those with `prometheus.io/scrape`."""
+    """Prometheus 3 finds the pods by the API server, and selects those with
+    `prometheus.io/scrape`."""
 
 
 def configuration(discovery: Discovery, targets: Path, kubeconfig: Path) -> JSON:

@@ -166,14 +166,14 @@ class Job:
 
 
 class UnaskedJob(Job):
-    """A job whose agents the test does not ask: an agent tells whether it was ever read."""
+    """A job whose agents the test never polls, because an agent notices that it was read."""
 
     def heartbeats(self) -> list[tuple[JSON, Heartbeat]]:
         """Return the newest heartbeat of each rank from the files in the containers."""
         return [(pod, beat) for pod in self.pods() for beat in heartbeats_inside(pod)]
 
     def has_saved_in(self, attempt: int) -> bool:
-        """Return whether a rank has told its agent of a checkpoint that an attempt has saved."""
+        """Return whether a rank has reported a checkpoint of an attempt to its agent."""
         saved = [beat.checkpoint for _, beat in self.heartbeats() if beat.checkpoint]
         return any(one.step > 0 and one.path.endswith(f".attempt-{attempt}") for one in saved)
 

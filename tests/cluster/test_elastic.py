@@ -20,7 +20,9 @@ from tests.harness.install import eventually
 pytestmark = pytest.mark.cluster
 
 
-def test_job_changes_its_size_with_the_nodes_that_it_gets(cluster: Cluster, namespace: str) -> None:
+def test_elastic_job_shrinks_and_grows_with_the_available_nodes(
+    cluster: Cluster, namespace: str
+) -> None:
     first, second = sorted(cluster.node_names, key=lambda n: n != operator_node(cluster))
     with cordoned(cluster, second):
         job = Job.apply(cluster, namespace, elastic_job())
@@ -68,7 +70,9 @@ def test_job_goes_on_without_a_tainted_node(cluster: Cluster, namespace: str, in
 
 
 @pytest.mark.sweep
-def test_drained_node_is_left_before_its_pod_is_evicted(cluster: Cluster, namespace: str) -> None:
+def test_job_leaves_a_drained_node_before_its_pod_is_evicted(
+    cluster: Cluster, namespace: str
+) -> None:
     job = Job.apply(cluster, namespace, elastic_job())
     wait_for_members(job, {0, 1})
     job.wait_for_checkpoint()
@@ -88,7 +92,7 @@ def test_drained_node_is_left_before_its_pod_is_evicted(cluster: Cluster, namesp
 
 
 @pytest.mark.sweep
-def test_job_outlives_the_loss_of_its_first_node(cluster: Cluster, namespace: str) -> None:
+def test_job_survives_the_loss_of_its_first_node(cluster: Cluster, namespace: str) -> None:
     job = Job.apply(cluster, namespace, elastic_job())
     wait_for_members(job, {0, 1})
     job.wait_for_checkpoint()
@@ -106,7 +110,7 @@ def test_job_outlives_the_loss_of_its_first_node(cluster: Cluster, namespace: st
 
 
 @pytest.mark.sweep
-def test_node_that_leaves_twice_is_not_used_again(cluster: Cluster, namespace: str) -> None:
+def test_node_that_lost_its_pods_twice_is_not_used_again(cluster: Cluster, namespace: str) -> None:
     job = Job.apply(cluster, namespace, elastic_job(shrinkAfterSeconds=1))
     node = next(n for n in cluster.node_names if n != operator_node(cluster))
     for _ in range(2):

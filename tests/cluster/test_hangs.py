@@ -1,4 +1,4 @@
-"""Attempts of which one rank hangs: the status names it, and the run goes on."""
+"""Attempts in which one rank hangs: the status names the rank, and the run goes on."""
 
 import json
 import random
@@ -20,7 +20,7 @@ WAYS = {
     "worker": "in data of update",
     "collective": "backward of update",
 }
-"""What the message shows of each way to hang."""
+"""Text that the message shows for each way to hang."""
 
 
 def hanging_job(
@@ -120,7 +120,7 @@ def test_operator_names_a_hung_rank_with_the_default_limits(
 
 @pytest.mark.sweep
 @pytest.mark.timeout(1800)
-def test_slow_work_is_no_hang_and_equal_ranks_are_no_stragglers(
+def test_slow_work_does_not_count_as_a_hang_and_equal_ranks_not_as_stragglers(
     cluster: Cluster, namespace: str
 ) -> None:
     """Ten minutes of two jobs at once.

@@ -37,14 +37,14 @@ def assert_helm_test_passes(
 
 
 def undisturbed(job: Job) -> tuple[dict[str, str], int, set[int]]:
-    """Return what no step of an administrator may change: pods, attempt and container restarts."""
+    """Return pods, attempt and container restarts, which no step of an administrator may change."""
     statuses = [status for pod in job.pods() for status in pod["status"]["containerStatuses"]]
     restarts = {status["restartCount"] for status in statuses}
     return job.uids(), job.status["attempt"], restarts
 
 
 def trained_steps(job: Job) -> int:
-    """Return the newest step that a rank has told its agent, which needs no operator."""
+    """Return the newest step that a rank has reported to its agent. This needs no operator."""
     return max((beat.step for _, beat in job.heartbeats()), default=0)
 
 

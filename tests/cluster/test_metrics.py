@@ -23,7 +23,7 @@ pytestmark = pytest.mark.cluster
 
 DASHBOARDS = ROOT / "charts" / "dashboards"
 EPOCHS = 100_000
-"""More than the test takes."""
+"""Number of epochs, more than the test needs."""
 # The first build of Prometheus 3 takes minutes.
 LONG = (pytest.mark.sweep, pytest.mark.timeout(1800))
 DISCOVERIES = (

@@ -75,7 +75,7 @@ def test_job_recovers_from_a_node_removed_from_the_cluster(
 
 
 @pytest.mark.sweep
-def test_eviction_by_the_api_is_free(cluster: Cluster, namespace: str) -> None:
+def test_eviction_by_the_api_uses_no_budget(cluster: Cluster, namespace: str) -> None:
     job = Job.apply(cluster, namespace, long_job(log={"every_steps": 1}))
     saved = job.wait_for_checkpoint()
     metadata = {"name": "digits-1", "namespace": namespace}

@@ -1,7 +1,7 @@
 """Tests of recovery on two real nodes and of the cause in the status.
 
-All faults but one hit the same run, one after another. Each test compares the status with that at
-its own start, so that each can also run alone.
+All faults but one hit the same run, one after another. Each test compares the status with the
+status at its own start, so each test can also run alone.
 """
 
 from collections.abc import Iterator
@@ -82,7 +82,7 @@ def wait_for_next_attempt(job: Job, before: list[int]) -> dict[str, Any]:
 
 
 def charged(job: Job, before: list[int]) -> list[int]:
-    """Return by how much the counters of attempts and of each kind of restart have grown."""
+    """Return the increase of the counters of attempts and of each kind of restart."""
     return [now - then for now, then in zip(counters(job), before, strict=True)]
 
 

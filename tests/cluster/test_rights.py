@@ -18,7 +18,7 @@ from tests.harness.install import OPERATOR_USER, RELEASE, SYSTEM_NAMESPACE, even
 pytestmark = pytest.mark.cluster
 
 EDITORS = 4
-"""Edits of a job at the same time."""
+"""Number of concurrent edits of a job."""
 JOBS = ("ddp-trainer.dev", "ddpjobs")
 
 
@@ -36,7 +36,7 @@ def granted(cluster: Cluster) -> set[Right]:
 
 
 def use_rare_rights(cluster: Cluster, namespace: str) -> None:
-    """Bring about what few jobs need: repaired children, a refused write, ends of pods and jobs."""
+    """Make the operator use its rarely used rights: repair children, and delete pods and jobs."""
     unmountable = {
         "volumes": [{"name": "data", "secret": {"secretName": "missing"}}],
         "volumeMounts": [{"name": "data", "mountPath": "/data"}],

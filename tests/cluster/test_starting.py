@@ -1,4 +1,4 @@
-"""Tests of what keeps a job from starting: the job reports it, pays no restart and recovers."""
+"""Tests of obstacles to a start: the job reports the obstacle, uses no budget and recovers."""
 
 import json
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ def check_no_restarts(job: Job) -> None:
 
 
 @pytest.mark.sweep
-def test_job_starts_once_missing_secret_and_configmap_are_created(
+def test_job_starts_when_a_missing_secret_and_configmap_are_created(
     cluster: Cluster, namespace: str
 ) -> None:
     secret = {"secretKeyRef": {"name": "token", "key": "value"}}
@@ -62,7 +62,7 @@ def gpus(cluster: Cluster) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("gpus")
-def test_unschedulable_job_starts_once_nodes_have_capacity(
+def test_unschedulable_job_starts_when_nodes_have_capacity(
     cluster: Cluster, namespace: str
 ) -> None:
     job = Job.apply(

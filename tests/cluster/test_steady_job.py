@@ -1,6 +1,6 @@
-"""A job that trains without an end and is not disturbed: by other pods, and by its operator.
+"""Tests that other pods and the operator do not disturb a job that trains.
 
-All tests look at the same job, one after another. Each can also run alone.
+All tests use the same job, one after another. Each test can also run alone.
 """
 
 import urllib.error

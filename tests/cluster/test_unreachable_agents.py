@@ -21,7 +21,7 @@ def unreachable(cluster: Cluster) -> Iterator[None]:
 
 
 def check_runs_again(job: Job, attempt: int) -> None:
-    """Wait until the job runs in this attempt. The limit is that of the fault matrix."""
+    """Wait until the job runs in this attempt, at most as long as the fault matrix states."""
 
     def runs() -> bool:
         return job.status.get("attempt") == attempt and job.reason == "Running"
@@ -30,7 +30,7 @@ def check_runs_again(job: Job, attempt: int) -> None:
 
 
 @pytest.mark.usefixtures("unreachable")
-def test_job_starts_recovers_suspends_and_ends_without_a_word_from_its_agents(
+def test_job_starts_and_recovers_and_suspends_and_ends_with_unreachable_agents(
     cluster: Cluster, namespace: str
 ) -> None:
     job = UnaskedJob.apply(cluster, namespace, long_job())

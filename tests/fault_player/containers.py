@@ -1,4 +1,4 @@
-"""Processes and control groups of a pod's containers, as this machine sees them."""
+"""Find processes and control groups of a pod's containers on this machine."""
 
 from pathlib import Path
 from typing import Any

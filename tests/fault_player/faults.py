@@ -22,13 +22,13 @@ while True:
     buffers.append(bytearray(4 << 20))
     time.sleep(0.002)
 """
-"""Allocates memory in a control group, slowly enough to stop after the kernel's first kill."""
+"""Program that allocates memory in a control group, slowly, so that the kernel kills once."""
 
 _OOM_LIMIT_SECONDS = 60.0
 
 
 class Gang(Protocol):
-    """Ranks in pods, independent of what runs them."""
+    """Ranks in pods that a DDPJob or torchrun runs."""
 
     @property
     def cluster(self) -> Cluster:
@@ -93,7 +93,7 @@ def kill_container(pod: JSON, container: str) -> float:
 
 
 def exhaust_memory(pod: JSON) -> float:
-    """Use up a pod's memory until the kernel kills one of its processes, which the kernel chooses.
+    """Use up a pod's memory until the kernel kills one of the pod's processes.
 
     A process of the test joins the worker's control group and allocates memory. The kernel
     prefers the pod's processes, because the kubelet raises their oom_score_adj. The test

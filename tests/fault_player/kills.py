@@ -34,14 +34,15 @@ JSON = dict[str, Any]
 NODES, RANKS = 2, 4
 KINDS = ("rank", "pod", "agent", "operator", "kubelet")
 OVERLAP_PROBABILITY = 0.3
-"""Probability that a kill does not wait until the run has saved after the last kill."""
+"""Probability that a kill comes before the run has saved after the previous kill."""
 OVERLAP_DELAY_SECONDS = (0.2, 3.0)
 DELAY_SECONDS = (0.0, 2.0)
 KUBELET_SECONDS = (2.0, 20.0)
-"""Range of a kubelet's downtime: its node may or may not count as lost by then."""
+"""Range of a kubelet's downtime, in seconds. Only after the longer times its node counts as
+lost."""
 RECOVERY_SECONDS = 240.0
 LAST_STEPS = 200
-"""Updates of the run after the recovery from the last kill."""
+"""Number of updates of the run after the recovery from the last kill."""
 COUNTERS = ("attempt", "restarts", "infrastructureRestarts", "freeRestarts")
 
 

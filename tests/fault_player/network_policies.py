@@ -1,9 +1,9 @@
 """Play NetworkPolicies by packet rules in network namespaces.
 
-No CNI plugin that enforces NetworkPolicies can be installed here, so this module stands for one. It
-reads the policy objects as the Kubernetes API defines them, for the fields that the operator uses.
-As Calico and Cilium do by default, it lets the Kubernetes node itself connect to its pods, because
-the kubelet's probes come from there.
+No CNI plugin that enforces NetworkPolicies can be installed here, so this module replaces one. The
+module reads the policy objects as the Kubernetes API defines them, for the fields that the operator
+uses. Like Calico and Cilium by default, it lets the Kubernetes node connect to its pods, because
+the kubelet's probes come from the node.
 """
 
 import json
@@ -51,7 +51,7 @@ class PlayedPod:
 
     @property
     def network(self) -> str:
-        """Name of its network namespace."""
+        """Name of the pod's network namespace."""
         return f"ddp-{os.getpid()}-{self.name}"
 
 
@@ -63,7 +63,7 @@ def _selected(selector: JSON, labels: Mapping[str, str]) -> bool:
 
 
 def _admits(peer: JSON, policy: JSON, pod: PlayedPod) -> bool:
-    """Return whether a peer of a rule stands for a pod."""
+    """Return whether a peer of a rule matches a pod."""
     unknown = peer.keys() - {"namespaceSelector", "podSelector"}
     if unknown:
         raise NotImplementedError(f"peers with {unknown} are not played")
@@ -77,7 +77,7 @@ def _admits(peer: JSON, policy: JSON, pod: PlayedPod) -> bool:
 
 
 def rules(policy: JSON, target: PlayedPod, pods: Sequence[PlayedPod]) -> str:
-    """Return the packet rules, for nftables, that a policy means for one pod. "" for none."""
+    """Return the nftables rules that enforce a policy for one pod. "" for none."""
     spec, namespace = policy["spec"], policy["metadata"]["namespace"]
     isolated = target.namespace == namespace and _selected(spec["podSelector"], target.labels)
     if not isolated or "Ingress" not in spec["policyTypes"]:
@@ -116,7 +116,7 @@ class PlayedNetwork:
                 _run("ip", "netns", "exec", pod.network, "nft", "-f", "-", stdin=script)
 
     def reached_ports(self, source: PlayedPod | None, target: PlayedPod) -> list[int]:
-        """Return the listening ports of a pod that another one, or else the node, can reach."""
+        """Return the listening ports of a pod that another pod, or else the node, can reach."""
         inside = source.network if source else _NODE
         command = ("ip", "netns", "exec", inside, sys.executable, "-S", "-c", _CONNECT)
         shown = _run(*command, target.address, *map(str, self._ports))

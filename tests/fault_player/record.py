@@ -22,7 +22,7 @@ _ATTEMPT = re.compile(r"attempt-(\d+)")
 class AttemptRecord:
     """One attempt, from the log of its rank 0 on the shared volume. Times are in Unix seconds.
 
-    Updates of rank 0 stand for the gang, because no rank can do an update without all others.
+    Updates of rank 0 represent the gang, because no rank can do an update without all others.
     """
 
     number: int

@@ -80,7 +80,7 @@ def line(item: pytest.Item, title: str, outcome: str, seconds: float) -> str:
 
 
 def reason(report: pytest.TestReport) -> str:
-    """Return why a test failed. Printed at once, because an interrupted part lists no failures."""
+    """Return why a test failed, to print it at once: an interrupted part lists no failures."""
     crash = getattr(report.longrepr, "reprcrash", None)
     text = report.longreprtext if crash is None else f"{crash.path}:{crash.lineno}: {crash.message}"
     return "\n".join(f"         {part}" for part in text.splitlines()[:_REASON_LINES])

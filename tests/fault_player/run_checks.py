@@ -1,4 +1,4 @@
-"""Checks of a run that went through random kills."""
+"""Checks of a run after random kills."""
 
 import itertools
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ class InjectedFault:
     at: float
     """Time in Unix seconds."""
     attempt: int
-    """The attempt at that time."""
+    """Number of the attempt at the time of the fault."""
     trained: bool
     """Whether all ranks of the attempt trained, so that no recovery was in progress."""
 
@@ -105,7 +105,7 @@ def unexplained_ends(
 def _wrong_end(
     fault: InjectedFault, faults: Sequence[InjectedFault], entry: JSON | None
 ) -> str | None:
-    """Return what is wrong with the end that a fault must have caused; None if nothing is."""
+    """Return how an attempt's end differs from the end that a fault must cause, or None."""
     cause = CAUSES.get(fault.kind)
     if cause is None or not fault.trained:
         return None

@@ -41,7 +41,7 @@ def _nft(pid: int, *commands: str) -> None:
 def heartbeats_inside(pod: JSON) -> list[Heartbeat]:
     """Return the heartbeats of the newest attempt from the files in a pod's container.
 
-    An agent behaves differently once a client has asked it, so no client does here.
+    An agent behaves differently once a client has polled it, so this function polls none.
     """
     try:
         temporary = Path(f"/proc/{processes(pod)[1]}/root/tmp")

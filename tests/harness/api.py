@@ -1,4 +1,4 @@
-"""The few API calls that the harness itself makes, as administrator."""
+"""API calls that the harness itself makes, as administrator."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Api:
         return status == http.client.OK
 
     def get(self, path: str) -> dict[str, Any] | None:
-        """Return the object at this path, or None if there is none or no answer."""
+        """Return the object at this path, or None if it does not exist or no answer comes."""
         try:
             status, body = self._call("GET", path)
         except (OSError, http.client.HTTPException):

@@ -1,4 +1,4 @@
-"""The base image: a small Debian with Python, in the place of the public one."""
+"""Build the base image: a small Debian with Python, in place of the public Python image."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def build(figures: Figures) -> Path:
     """Make the base image unless the cache has it; return its archive.
 
     Raises:
-        HarnessError: Not root, or debootstrap or buildah failed.
+        HarnessError: The user is not root, or debootstrap or buildah failed.
     """
     target = paths.cache() / "images" / f"base-{_key()}.tar"
     if target.is_file():

@@ -17,7 +17,7 @@ from tests.harness.run import Figures
 
 @dataclass(frozen=True)
 class Tools:
-    """The folders that hold the binaries. The first match wins."""
+    """Folders that contain the binaries. The first folder with a binary wins."""
 
     folders: tuple[Path, ...]
 
@@ -75,7 +75,7 @@ def kubectl() -> str:
     """Return the path of kubectl: next to this Python first, then from PATH.
 
     Raises:
-        HarnessError: It is in neither place.
+        HarnessError: kubectl is in neither place.
     """
     beside = Path(sys.executable).parent
     found = shutil.which("kubectl", path=str(beside)) or shutil.which("kubectl")

@@ -28,8 +28,8 @@ class Inputs:
 
     Attributes:
         repository: The folder with the Dockerfile.
-        files: The files of the build's context, relative to it.
-        base: The base image's archive, whose name changes with its content.
+        files: The files of the build's context, as relative paths.
+        base: The base image's archive, whose file name changes with its content.
         wheels: The folder that the build mounts at `/wheels`.
         outside: Digest of what RUN instructions read besides the context.
     """
@@ -57,14 +57,14 @@ class Inputs:
         return cls(repository, tuple(sorted(files)), base, wheels, digest.hexdigest()[:12])
 
     def key(self, words: Iterable[str]) -> str:
-        """Return the digest of all inputs and of these words."""
+        """Return the digest of all inputs and of further texts."""
         digest = hashlib.sha256("\0".join([self.outside, *words]).encode())
         for file in self.files:
             _add_file(digest, self.repository / file, str(file))
         return digest.hexdigest()[:12]
 
     def copy_to(self, context: Path) -> None:
-        """Copy these files to the build's context, all with the same modification time."""
+        """Copy all files to the build's context, with the same modification time."""
         for file in self.files:
             copy = context / file
             copy.parent.mkdir(parents=True, exist_ok=True)

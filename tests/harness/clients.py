@@ -21,11 +21,11 @@ def run(
         program: The path of the client.
         arguments: Its arguments.
         stdin: Text for its standard input.
-        check: Whether a failure raises.
-        timeout_s: Seconds after which it is killed.
+        check: Whether a failure raises an error.
+        timeout_s: Seconds after which the client is killed.
 
     Raises:
-        HarnessError: It failed (with `check`), or ran too long.
+        HarnessError: The client failed (with `check`), or ran too long.
     """
     argv = [program, *arguments]
     shown = " ".join([Path(program).name, *arguments])

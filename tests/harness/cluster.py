@@ -118,7 +118,7 @@ class Cluster:
         """Stop and remove any cluster on this machine, whole or crashed.
 
         Raises:
-            HarnessError: Another process uses it, or a process does not end.
+            HarnessError: Another process uses the cluster, or a process does not end.
         """
         machine.check()
         _lock_alone()
@@ -131,7 +131,7 @@ class Cluster:
         """Stop and remove the cluster. Its logs remain until the next one.
 
         Raises:
-            HarnessError: Another process uses it, or a process does not end.
+            HarnessError: Another process uses the cluster, or a process does not end.
         """
         self.clean()
 
@@ -182,7 +182,7 @@ class Cluster:
         `kubectl wait` fails at once on a CRD that was just created and has no conditions yet.
 
         Raises:
-            HarnessError: It has not done so within a minute.
+            HarnessError: A definition was not established within a minute.
         """
         wait = ("wait", "--for=condition=Established", "--timeout=1s")
         crds = [f"crd/{name}" for name in names]
@@ -230,10 +230,10 @@ class Cluster:
     def apiserver_start(self) -> None:
         """Start the API server again, wait until it is ready, and restart the controllers.
 
-        After a long outage their clients would try again only every 30 to 60 s.
+        After a long outage the controllers' clients would retry only every 30 to 60 s.
 
         Raises:
-            HarnessError: It ended or took too long.
+            HarnessError: The API server ended or took too long.
         """
         processes.recorded(APISERVER).start()
         authority = _authority()

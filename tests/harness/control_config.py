@@ -30,7 +30,7 @@ def state(*parts: str) -> Path:
 
 
 def audit_policy() -> str:
-    """Return the audit policy: every answered request, at Metadata level."""
+    """Return an audit policy that records every answered request at Metadata level."""
     policy = {
         "apiVersion": "audit.k8s.io/v1",
         "kind": "Policy",
@@ -52,8 +52,7 @@ def scheduler_config(kubeconfig: str) -> str:
 
 
 def etcd() -> list[str]:
-    """Return the arguments of etcd: loopback only and without fsync, because its data are
-    disposable."""
+    """Return the arguments of etcd: loopback only, and no fsync because its data are disposable."""
     client = f"http://127.0.0.1:{paths.ETCD_CLIENT_PORT}"
     peer = f"http://127.0.0.1:{paths.ETCD_PEER_PORT}"
     return [

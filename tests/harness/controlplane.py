@@ -43,9 +43,9 @@ class ControlPlane:
 
     Attributes:
         tools: The binaries.
-        authority: Signs all certificates.
+        authority: The authority that signs all certificates.
         nodes: Number of nodes that the cluster will have.
-        extra: Further arguments by process name; they override the harness's own.
+        extra: Further arguments by process name, which override the harness's own.
     """
 
     tools: Tools
@@ -153,7 +153,7 @@ def wait_for_apiserver(api: Api) -> None:
     """Wait until the API server reports that it is ready.
 
     Raises:
-        HarnessError: It or etcd ended, or it took too long.
+        HarnessError: The API server or etcd ended, or the wait took too long.
     """
     processes.wait_for(
         "the API server", api.ready, deadline_s=_START_LIMIT_S, needs=(APISERVER, "etcd")

@@ -57,7 +57,7 @@ NEWER = Unpacked(
 )
 """Versions that bookworm lacks. They run with bookworm's libc."""
 PROMETHEUS = Unpacked("prometheus", "bookworm", {"prometheus": "2.42"}, ("prometheus", "promtool"))
-"""Not installed, because the package starts a service."""
+"""Packages of Prometheus, which are only unpacked because their installation starts a service."""
 
 
 def ensure(packages: dict[str, str]) -> None:

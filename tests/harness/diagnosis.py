@@ -1,4 +1,4 @@
-"""What a reader of a failed test needs to know about the cluster, in one text."""
+"""Describe the state of the cluster for the report of a failed test."""
 
 import pytest
 
@@ -27,7 +27,7 @@ def add_to_failure(report: pytest.TestReport, item: pytest.Item) -> pytest.TestR
 
 
 def describe(cluster: Cluster, namespace: str | None) -> str:
-    """Return the end of each dead process's log, and the objects of a namespace."""
+    """Return the end of the log of each ended process, and the objects of a namespace."""
     found = [
         f"{name} ended:\n{processes.log_tail(name)}"
         for name in processes.names()

@@ -4,5 +4,4 @@ from __future__ import annotations
 
 
 class HarnessError(Exception):
-    """An error that the user can cause or meet. Its text is one sentence and maybe the end of a
-    log."""
+    """An error of the user or the machine. Its text is one sentence and maybe the end of a log."""

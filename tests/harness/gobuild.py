@@ -202,7 +202,7 @@ def go() -> str:
     """Return the path of the Go tool.
 
     Raises:
-        HarnessError: It is missing.
+        HarnessError: Go is missing.
     """
     found = shutil.which("go") or shutil.which("go", path="/usr/local/go/bin")
     if found is None:

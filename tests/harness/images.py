@@ -21,7 +21,7 @@ def build_base() -> Path:
     """Build the base image unless it is in the cache; return its archive.
 
     Raises:
-        HarnessError: Not root, or debootstrap or buildah failed.
+        HarnessError: The user is not root, or debootstrap or buildah failed.
     """
     return base_image.build(Figures())
 
@@ -82,7 +82,7 @@ def build_again(
     """Build one target without the results of earlier builds, and write it to an archive.
 
     Raises:
-        HarnessError: As for `build`.
+        HarnessError: The tag or the target is wrong, or a tool failed.
     """
     base = build_base()
     arguments = {"BASE_IMAGE": base_image.IMAGE} | dict(build_args or {})

@@ -24,9 +24,9 @@ class FileLock:
         self._descriptor: int | None = None
 
     def exclusive(self, wait_s: float = 0) -> bool:
-        """Take the lock exclusively. Return False if others kept it for `wait_s` seconds.
+        """Take the lock exclusively. Return False if other processes kept it for `wait_s` seconds.
 
-        A shared lock that was held before is taken again, because a failed upgrade loses it.
+        In that case take a previously held shared lock again, because a failed upgrade loses it.
         """
         was_shared = self._descriptor is not None
         taken = self._take(fcntl.LOCK_EX, wait_s)
@@ -35,7 +35,7 @@ class FileLock:
         return taken
 
     def shared(self) -> bool:
-        """Take or keep a shared lock. Return False if another process holds it exclusively."""
+        """Take or keep a shared lock. Return False if another process has it exclusively."""
         return self._take(fcntl.LOCK_SH, 0)
 
     def release(self) -> None:

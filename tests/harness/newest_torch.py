@@ -1,7 +1,7 @@
 """An environment with the newest torch that the lock files name, kept in the cache.
 
-It is the build with CUDA libraries, which also runs on CPUs. It has gigabytes, and its first use
-downloads it.
+The environment has the build with CUDA libraries, which also runs on CPUs. The first use downloads
+several gigabytes.
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""One node of the cluster: its container runtime, its kubelet, and the ways to lose it."""
+"""One node of the cluster: its container runtime, its kubelet, and ways to make the node fail."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class Node:
         """Wait until the container runtime takes connections.
 
         Raises:
-            HarnessError: It ended or took too long.
+            HarnessError: The container runtime ended or took too long.
         """
         processes.wait_for(
             f"the container runtime of {self.name}",
@@ -128,9 +128,9 @@ class Node:
         cgroups.kill(self.name)
 
     def cut_off(self) -> None:
-        """Take the network from every pod on the node.
+        """Disconnect every pod on the node from the network.
 
-        Nothing from the pods arrives any more, not even the end of a connection. Killed
+        From then on nothing from the pods arrives, not even the end of a connection. Killed
         processes would close their connections; a lost node does not.
         """
         namespaces: dict[int, int] = {}

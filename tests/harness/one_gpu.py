@@ -8,7 +8,7 @@ import torch
 
 
 def share_one_gpu(host: str) -> dict[str, str]:
-    """Return the variables of a rank on a host of this name, or none if it needs not share."""
+    """Return the variables of a rank on a host of this name, or none if each rank has a GPU."""
     if torch.cuda.device_count() != 1:
         return {}
     return {

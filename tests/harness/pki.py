@@ -75,7 +75,7 @@ class Authority:
             file_name: The base name of the two files; an older pair is replaced.
             user: The common name, which the API server uses as the user.
             groups: The organizations, which the API server uses as the user's groups.
-            server_names: DNS names and addresses of the server.
+            server_names: DNS names and IP addresses of the server.
         """
         ca = x509.load_pem_x509_certificate(self.pair.certificate.read_bytes())
         ca_key = serialization.load_pem_private_key(self.pair.key.read_bytes(), password=None)

@@ -9,10 +9,10 @@ _given: set[int] = set()
 def free_port(count: int = 1) -> int:
     """Return the first of `count` consecutive ports on which no process listens.
 
-    They are below the range of outgoing connections, so none of those takes one of them before the
-    server listens. No port is returned twice. A server may listen on all addresses, so no other
-    process may listen on any. Tests seed Python's generator, and two test runs with one seed would
-    choose the same ports.
+    The ports are below the range of outgoing connections, so that no such connection takes a port
+    before the server listens. No port is returned twice. A server may listen on all addresses, so
+    each port is free on all addresses. The choice does not use Python's generator, because tests
+    seed it, and two test runs with one seed would choose the same ports.
     """
     chance = random.SystemRandom()
     while True:

@@ -33,10 +33,10 @@ class Service:
     """One long-running process of the cluster.
 
     Attributes:
-        name: Its name in the state, for example `kubelet-node-1`.
+        name: Name of the record, for example `kubelet-node-1`.
         argv: The program with its arguments.
-        search_path: Its value of PATH.
-        cgroup: The group below the harness's own that contains it and its children.
+        search_path: Value of PATH.
+        cgroup: Group below the harness's own for the process and its children.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Service:
 
     @property
     def log(self) -> Path:
-        """The file to which its output is appended."""
+        """Log file, to which the output of the process is appended."""
         return paths.STATE / "logs" / f"{self.name}.log"
 
     def start(self) -> None:
@@ -80,10 +80,10 @@ class Service:
 
 
 def recorded(name: str) -> Service:
-    """Return the service of this name as it was last started.
+    """Return the service with this name, with the settings of its last start.
 
     Raises:
-        HarnessError: No such service was ever started.
+        HarnessError: No service with this name was ever started.
     """
     try:
         document = json.loads(_spec_file(name).read_text(encoding="utf-8"))

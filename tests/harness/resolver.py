@@ -1,4 +1,4 @@
-"""A resolver whose lock a fork always copies as taken, where glibc makes that rare."""
+"""A resolver whose lock is always held during a fork. With glibc's resolver this is rare."""
 
 import subprocess
 from pathlib import Path

@@ -36,12 +36,12 @@ def command(
         argv: The command and its arguments, without a shell.
         what: The purpose of the command, as the subject of the error message.
         stdin: Text for its standard input.
-        env: Its whole environment; None for the caller's.
-        cwd: Its working directory.
-        timeout_s: Seconds after which it is killed.
+        env: Whole environment of the command. None for the caller's environment.
+        cwd: Working directory of the command.
+        timeout_s: Seconds after which the command is killed.
 
     Raises:
-        HarnessError: It is missing, failed or ran too long; its last lines are in the text.
+        HarnessError: The command is missing, failed or ran too long. The text ends with its output.
     """
     try:
         done = subprocess.run(

@@ -38,7 +38,7 @@ ending.script(lambda: run("part", ["-c", sys.argv[2], sys.argv[1]], os.environ))
 """
 
 
-def test_child_of_a_terminated_run_cleans_up_before_the_run_exits(tmp_path: Path) -> None:
+def test_child_process_of_a_terminated_run_cleans_up_before_the_run_exits(tmp_path: Path) -> None:
     command = [sys.executable, "-c", PARENT_SCRIPT, str(tmp_path), CHILD_SCRIPT]
     with subprocess.Popen(command, start_new_session=True, stderr=subprocess.PIPE) as parent:
         _wait_for(tmp_path / "started")

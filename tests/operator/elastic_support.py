@@ -30,7 +30,7 @@ def elastic_job(
     status: Mapping[str, Any] | None = None,
     **more: Any,
 ) -> DDPJob:
-    """Return an elastic job in an attempt that follows one that was lost."""
+    """Return an elastic job in its second attempt, after a lost first attempt."""
     lost = AttemptStatus(number=attempt - 1, end_time=NOW, cause=Cause.FREE, reason="PodLost")
     before = {"members": members or f"0-{nodes - 1}", "attempts": [lost] if attempt > 1 else []}
     return active_job(
@@ -43,7 +43,7 @@ def elastic_job(
 
 
 def waiting(job: DDPJob, index: int, *, warm: bool = True) -> AgentStatus:
-    """Return the status of an agent that waits at the start barrier, or is no member."""
+    """Return the status of an agent that waits, at the start barrier or as no member."""
     return agent_status(index, attempt=job.status.attempt, phase="Waiting", warm=warm)
 
 

@@ -41,9 +41,9 @@ class FakeApi:
     def __init__(self) -> None:
         self.leases = LeaseServer()
         self.fault: Fault = lambda _: None
-        """Returns the response to send instead of the normal one, or None."""
+        """Function that returns the response to send instead of the normal one, or None."""
         self.before: Callable[[web.Request], Awaitable[None]] | None = None
-        """Awaited before each response, if set."""
+        """Coroutine function to await before each response, if set."""
         self.requests: list[tuple[str, str]] = []
         """Method and path of all requests."""
         self.address = ""

@@ -56,7 +56,7 @@ class Connection:
         self.request_delay: Delay = lambda: 0.0
         """Seconds until a request takes effect."""
         self.response_delay: Delay = lambda: 0.0
-        """Seconds from then until the response arrives."""
+        """Seconds from the effect of a request until its response arrives."""
         self.down = False
         self.requests: list[str] = []
 

@@ -178,7 +178,7 @@ def last_failure(attempt: int = 1, **fields: Any) -> FailureStatus:
 
 
 def failure(plan: Plan) -> FailureStatus:
-    """Return the failure that a plan writes."""
+    """Return the failure that a plan writes to the status."""
     assert plan.status.last_failure is not None
     return plan.status.last_failure
 

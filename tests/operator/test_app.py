@@ -179,7 +179,7 @@ async def test_process_without_leader_election_does_not_use_the_lease(
         assert not [path for _, path in api.requests if "leases" in path]
 
 
-async def test_process_without_the_right_to_watch_nodes_is_ready_and_logs_it_once(
+async def test_process_without_the_right_to_watch_nodes_is_ready_and_logs_this_once(
     api: FakeApi, tmp_path: Path
 ) -> None:
     nodes = "/api/v1/nodes"
@@ -195,7 +195,7 @@ async def test_process_without_the_right_to_watch_nodes_is_ready_and_logs_it_onc
     assert "Traceback" not in log
 
 
-async def test_process_watches_no_nodes_by_default(api: FakeApi, tmp_path: Path) -> None:
+async def test_process_watches_no_kubernetes_nodes_by_default(api: FakeApi, tmp_path: Path) -> None:
     async with operator(api, tmp_path) as process:
         await process.until_ready("ok")
         await eventually(lambda: "/api/v1/pods" in api.watched())
@@ -252,7 +252,7 @@ async def test_process_reexecutes_itself_when_the_api_server_was_restored(
 
 
 @pytest.mark.slow
-async def test_pod_that_no_watch_reports_as_deleted_is_found_by_its_silence(
+async def test_deleted_pod_that_no_watch_reports_is_found_by_its_silent_agent(
     api: FakeApi, tmp_path: Path
 ) -> None:
     job, attempts, gone = active_job(nodes=1), list[int](), False
@@ -285,10 +285,10 @@ async def test_pod_that_no_watch_reports_as_deleted_is_found_by_its_silence(
 
 
 @pytest.mark.slow
-async def test_watches_of_a_namespace_that_refuses_the_operator_go_on_trying(
+async def test_watches_of_a_namespace_that_refuses_the_operator_retry(
     api: FakeApi, tmp_path: Path
 ) -> None:
-    """The watches of the other namespace go on, and those of this one need no restart."""
+    """The watches of other namespaces continue, and the refused watches need no restart."""
     jobs: dict[str, Any] = {}
     written, tries, refused = set[str](), list[str](), True
     for namespace in ("a", "b"):

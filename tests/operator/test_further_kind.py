@@ -1,4 +1,4 @@
-"""A further kind of child is one row of the table and its builder."""
+"""Tests that a new kind of child needs only a row of the table and a builder."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -70,7 +70,7 @@ def stored(bench: Bench) -> Manifest:
     return found
 
 
-async def test_child_is_created_before_the_pods_and_then_causes_no_request() -> None:
+async def test_child_that_pods_need_is_created_first_and_then_causes_no_request() -> None:
     bench = Bench()
     await bench.reconcile_until_idle()
     created = [write for write in bench.cluster.writes if write.startswith("create")]
@@ -81,7 +81,7 @@ async def test_child_is_created_before_the_pods_and_then_causes_no_request() -> 
     assert len(bench.cluster.writes) == before
 
 
-async def test_child_that_pods_do_not_need_is_created_beside_them(
+async def test_child_that_pods_do_not_need_is_created_at_the_same_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     later = ChildKind(NAME, "v1", "configmaps", (), build_config_map, ("data",), before_pods=False)
@@ -120,7 +120,7 @@ async def test_child_of_another_owner_does_not_count() -> None:
     assert bench.written_since(before)[0] == "create ConfigMap digits"
 
 
-async def test_relist_finds_that_a_child_is_gone() -> None:
+async def test_relist_detects_a_deleted_child() -> None:
     bench = Bench(watched=False)
     bench.cache.replace(bench.cluster.snapshot())
     await bench.reconcile()
@@ -131,7 +131,7 @@ async def test_relist_finds_that_a_child_is_gone() -> None:
     assert bench.cache.children(NAME, key) == []
 
 
-async def test_kind_is_listed_and_unused_fields_are_dropped(api: FakeApi) -> None:
+async def test_objects_of_a_further_kind_are_listed_without_unused_fields(api: FakeApi) -> None:
     configuration = client.Configuration(host=api.address)
     cluster = KubeCluster(ApiConnection(client.ApiClient(configuration)), Agents())
     found = await cluster.snapshot(None)
@@ -147,7 +147,7 @@ async def test_kind_is_listed_and_unused_fields_are_dropped(api: FakeApi) -> Non
     assert lost_fields(edited, built) == {"data": {"image": "trainer:1", "more": None}}
 
 
-async def test_kind_is_watched_like_the_others(api: FakeApi) -> None:
+async def test_objects_of_a_further_kind_are_watched(api: FakeApi) -> None:
     assert ROW in kinds_in_use(DEFAULTS)
     configuration = client.Configuration(host=api.address)
     cluster = KubeCluster(ApiConnection(client.ApiClient(configuration)), Agents())

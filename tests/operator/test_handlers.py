@@ -51,8 +51,8 @@ async def test_deleted_job_is_dropped_and_queued() -> None:
     assert await bench.queue.get() == KEY
 
 
-async def test_event_keeps_nothing_large() -> None:
-    """kopf holds it until the next full garbage collection."""
+async def test_handled_event_keeps_no_spec_or_status_or_managed_fields() -> None:
+    """kopf keeps a handled event until the next full garbage collection."""
     bench = Bench()
     large = job_manifest()
     large["metadata"]["managedFields"] = [{"fieldsV1": {}}]
@@ -110,7 +110,7 @@ def test_kopf_copies_no_object() -> None:
     assert persistence.diffbase_storage.fetch(body=body) is None
 
 
-async def test_kopf_keeps_no_memory_of_an_object() -> None:
+async def test_kopf_stores_no_memory_of_an_object() -> None:
     memories, body = NoMemories(), cast("Any", job_manifest())
     first = await memories.recall(body, noticed_by_listing=True, memobase=kopf.Memo())
     assert first is not await memories.recall(body)
@@ -118,7 +118,7 @@ async def test_kopf_keeps_no_memory_of_an_object() -> None:
     await memories.forget(body)  # A watch tells of the deletion of an object that is not known.
 
 
-async def test_operator_gives_its_memories_to_kopf(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_operator_replaces_kopfs_store_of_memories(monkeypatch: pytest.MonkeyPatch) -> None:
     given: dict[str, Any] = {}
 
     async def spawn_tasks(**kwargs: Any) -> list[Any]:

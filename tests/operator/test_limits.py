@@ -21,14 +21,14 @@ def test_backoff_doubles_from_the_first_to_the_longest_wait(failures: int, secon
     assert Backoff(first=2.0, longest=5.0).after(failures) == seconds
 
 
-def test_each_limit_is_on_the_page() -> None:
+def test_each_limit_is_on_the_limits_page() -> None:
     page = build_limits_page()
     names = [name for name in vars(limits) if name.isupper() and not name.startswith("_")]
     assert len(names) > 40
     assert [name for name in names if f"| `{name}` |" not in page] == []
 
 
-def test_limit_without_a_reason_is_refused() -> None:
+def test_limit_without_a_docstring_is_refused() -> None:
     with pytest.raises(TypeError, match="MOST_HELD has no docstring"):
         rows(ast.parse("MOST_HELD: Final = 1\nMOST_ORDERS: Final = 2\n"))
 

@@ -1,4 +1,4 @@
-"""The page about gangs has one manifest for each gang scheduler, and it works as it stands."""
+"""Tests that the page about gangs has a working manifest for each gang scheduler."""
 
 import re
 from pathlib import Path
@@ -19,12 +19,12 @@ def jobs() -> list[DDPJob]:
     return [parse_job(yaml.safe_load(block)) for block in blocks]
 
 
-def test_page_has_a_manifest_for_each_gang_scheduler() -> None:
+def test_queues_page_has_a_manifest_for_each_gang_scheduler() -> None:
     assert [job.spec.gang and job.spec.gang.type for job in jobs()] == list(VERSIONS)
 
 
 @pytest.mark.parametrize("index", range(len(VERSIONS)))
-def test_manifest_of_the_page_gets_a_group(index: int) -> None:
+def test_manifest_of_the_queues_page_gets_a_group_object(index: int) -> None:
     job = jobs()[index]
     gang = new_gang(job, OFFERED.gangs)
     assert gang is not None

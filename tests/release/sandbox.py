@@ -41,7 +41,7 @@ class Sandbox:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """User, environment, labels and entry point of the image."""
+        """Return user, environment, labels and entry point of the image."""
         settings: dict[str, Any] = self.image.config()["config"]
         return settings
 

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.cluster
 WHEELS = Path(os.environ.get("DDP_WHEELS", "../shared/wheels"))
 PREFIX = "/opt/ddp-trainer/"
 PACKAGES = re.compile(r"/opt/ddp-trainer/lib/python3\.\d+/site-packages/[^/]+")
-"""Places of packages that pip lists. Packages within others are in the bill only."""
+"""Folders of packages that pip lists. The bill of materials also lists vendored packages."""
 DIGITS = ("train", "--task=ddp_trainer.tasks.miniresnet:build", "--max_steps=3", "--device=cpu")
 
 
@@ -30,7 +30,7 @@ def archive_of(target: str) -> tuple[Path, str]:
 
 
 def arguments_of(target: str) -> tuple[dict[str, str], Path | None]:
-    """Return the build arguments and the wheels, as `tests.harness.install` has them."""
+    """Return the build arguments and the wheels folder that `tests.harness.install` uses."""
     if target == "operator":
         return {}, None
     cpu = any(WHEELS.glob("torch-*+cpu-*"))
@@ -48,7 +48,7 @@ def trainer(tmp_path_factory: pytest.TempPathFactory) -> Sandbox:
 
 
 def listed_by_pip(sandbox: Sandbox) -> set[tuple[str, str]]:
-    """Return what the base image's pip lists: it works on the packages of this project."""
+    """Return the packages that the base image's pip lists among the image's packages."""
     done = sandbox.run("pip", "list", "--format=json")
     assert done.returncode == 0, done.stderr
     return {(entry["name"], entry["version"]) for entry in json.loads(done.stdout)}
@@ -63,7 +63,7 @@ def listed_by_bill(sandbox: Sandbox) -> set[tuple[str, str]]:
     }
 
 
-def test_operator_has_only_its_packages_and_its_bill_lists_them(operator: Sandbox) -> None:
+def test_operator_image_has_only_its_packages_and_its_sbom_lists_them(operator: Sandbox) -> None:
     listed = listed_by_bill(operator)
     assert listed == listed_by_pip(operator)
     assert {"kopf", "ddp-trainer"} <= {name for name, _ in listed}
@@ -73,7 +73,7 @@ def test_operator_has_only_its_packages_and_its_bill_lists_them(operator: Sandbo
     assert problem_of(bill_of_materials(operator.image)) == ""
 
 
-def test_operator_starts_as_any_user_without_the_unused_half_of_its_client(
+def test_operator_image_starts_as_any_user_without_unused_client_modules(
     operator: Sandbox,
 ) -> None:
     assert operator.settings["User"] == "1000:1000"
@@ -86,7 +86,7 @@ def test_operator_starts_as_any_user_without_the_unused_half_of_its_client(
     assert started.stderr.startswith("ddp-operator: DDP_OPERATOR_")
 
 
-def test_operator_image_names_the_extra_of_ddpjob(operator: Sandbox) -> None:
+def test_operator_image_names_the_missing_extra_of_ddpjob(operator: Sandbox) -> None:
     done = operator.run("ddpjob", "--help")
     assert done.returncode == 2
     assert done.stderr.startswith("ddpjob needs rich: install the extra [cli] of ddp-trainer, ")
@@ -95,7 +95,7 @@ def test_operator_image_names_the_extra_of_ddpjob(operator: Sandbox) -> None:
 @pytest.mark.sweep
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("target", ["operator", "trainer"])
-def test_equal_inputs_give_equal_images(target: str, tmp_path: Path) -> None:
+def test_equal_inputs_give_bit_identical_images(target: str, tmp_path: Path) -> None:
     archive, tag = archive_of(target)
     images.build_again(target, tag, *arguments_of(target), archive=tmp_path / "again.tar")
     images.write_oci(archive, tag, tmp_path / "one.tar", compress=False)
@@ -104,7 +104,7 @@ def test_equal_inputs_give_equal_images(target: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.sweep
-def test_trainer_trains_as_any_user_and_its_bill_lists_its_packages(trainer: Sandbox) -> None:
+def test_trainer_image_trains_as_any_user_and_its_sbom_lists_its_packages(trainer: Sandbox) -> None:
     assert listed_by_bill(trainer) == listed_by_pip(trainer)
     assert problem_of(bill_of_materials(trainer.image)) == ""
     done = trainer.run("ddp-trainer", *DIGITS)
@@ -118,7 +118,7 @@ def test_trainer_trains_as_any_user_and_its_bill_lists_its_packages(trainer: San
 
 @pytest.mark.sweep
 @pytest.mark.timeout(900)
-def test_trainer_with_compilers_compiles(tmp_path: Path) -> None:
+def test_trainer_image_with_compilers_runs_compiled_models(tmp_path: Path) -> None:
     sandbox = Sandbox.of(*archive_of("trainer-compiler"), tmp_path)
     done = sandbox.run("ddp-trainer", *DIGITS, "--compile=true")
     assert done.returncode == 0, done.stderr

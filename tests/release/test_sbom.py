@@ -92,5 +92,7 @@ def test_bill_of_materials_has_the_schema_of_cyclonedx(bill: dict[str, Any]) -> 
         ("licence", "MIT"),
     ],
 )
-def test_schema_refuses_a_wrong_bill(bill: dict[str, Any], key: str, value: object) -> None:
+def test_schema_refuses_an_invalid_bill_of_materials(
+    bill: dict[str, Any], key: str, value: object
+) -> None:
     assert problem_of({**bill, key: value}) != ""

@@ -55,7 +55,7 @@ def end_of(status: Manifest) -> tuple[str, int, int, int]:
 def without_times(document: Any) -> Any:
     """Return a copy without times, because times depend on when the controller was killed.
 
-    The ledger is left out too: a killed controller counts the same time at other moments.
+    The goodput ledger is left out too, because a killed controller charges the same time later.
     """
     if isinstance(document, dict):
         kept = {

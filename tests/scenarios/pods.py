@@ -27,7 +27,7 @@ class Script:
     """Faults and other events of a run, by (attempt, node) or by attempt."""
 
     failures: dict[tuple[int, int], Failure] = field(default_factory=dict)
-    """Ranks that fail once all ranks train."""
+    """Ranks that fail after all ranks train."""
     kills: frozenset[tuple[int, int]] = frozenset()
     """Containers that are killed once all ranks train."""
     saves: dict[int, int] = field(default_factory=dict)
@@ -35,7 +35,7 @@ class Script:
     edits: dict[int, dict[str, Any]] = field(default_factory=dict)
     """Changes that a user makes to the spec, by second."""
     outages: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """Seconds from and until which the new pod of a node gets no Kubernetes node, by node."""
+    """First and last second in which the new pod of a node gets no Kubernetes node, by node."""
     failed_tries: frozenset[str] = frozenset()
     """Names of the pods of init steps that fail."""
     training_seconds: int = TRAINING_SECONDS
@@ -181,12 +181,12 @@ class ScriptedPods:
 
 
 def node_of(pod: Manifest) -> int:
-    """Return the node of the job that a pod serves."""
+    """Return the number of the pod's node within the job."""
     return int(pod["metadata"]["labels"][contract.LABEL_NODE_INDEX])
 
 
 def order_of(pod: Manifest) -> Order:
-    """Return the order in the annotation of a pod that is not to stop."""
+    """Return the order in the annotation of a pod. The annotation must not be `stop`."""
     text = pod["metadata"]["annotations"][contract.ANNOTATION_ATTEMPT]
     order = order_from_text(text)
     assert order is not None, f"an attempt annotation must hold an order, got {text!r}"

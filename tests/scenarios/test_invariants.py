@@ -207,19 +207,19 @@ VIOLATIONS: dict[Callable[[HistoryBuilder], None], str] = {
 }
 
 
-def test_correct_history_has_no_violations() -> None:
+def test_correct_scenario_history_violates_no_invariant() -> None:
     assert violations(correct_history().history) == []
 
 
 @pytest.mark.parametrize("violate", VIOLATIONS, ids=lambda v: v.__name__)
-def test_checks_find_the_violation(violate: Callable[[HistoryBuilder], None]) -> None:
+def test_invariant_check_finds_its_violation(violate: Callable[[HistoryBuilder], None]) -> None:
     builder = correct_history()
     violate(builder)
     found = violations(builder.history)
     assert any(VIOLATIONS[violate] in sentence for sentence in found), found
 
 
-def test_every_check_can_fail() -> None:
+def test_every_invariant_check_can_fail() -> None:
     failed = set()
     for violate in VIOLATIONS:
         builder = correct_history()

@@ -1,7 +1,7 @@
 """No two classes of the product share a name, so that a name alone identifies a class.
 
-A private name may be used again in another package: none of its readers sees both classes. Within
-a package the readers of a traceback or of a search result could mistake one for the other.
+Two packages may use the same private name, because no reader sees both classes. Within a package a
+reader of a traceback or a search result could confuse them.
 """
 
 import ast
@@ -38,7 +38,7 @@ def ambiguous(classes: Mapping[str, list[str]]) -> dict[str, list[str]]:
 
 
 def packages(places: Iterable[str]) -> int:
-    """Return the number of packages in which these places are."""
+    """Return the number of packages that contain these places."""
     return len({place.partition("/")[0] for place in places})
 
 
@@ -48,7 +48,7 @@ def test_no_two_classes_share_a_name() -> None:
     assert ambiguous(found) == {}
 
 
-def test_the_search_finds_names_of_nested_classes_and_of_private_ones() -> None:
+def test_search_finds_names_of_nested_and_private_classes() -> None:
     assert class_names("class Plan:\n    class _Part: pass") == ["Plan", "_Part"]
     assert ambiguous({"Plan": ["a/plan.py", "b/plan.py"]})
     assert ambiguous({"_Part": ["a/plan.py", "a/other.py", "b/plan.py"]})

@@ -25,23 +25,23 @@ def missing(row: Row) -> list[str]:
     return [test for test, file, name in pairs if name not in functions(file)]
 
 
-def test_every_row_names_tests_that_exist() -> None:
+def test_every_row_of_the_fault_matrix_names_tests_that_exist() -> None:
     assert {row.title: missing(row) for row in rows() if missing(row)} == {}
 
 
-def test_every_row_has_a_test() -> None:
+def test_every_row_of_the_fault_matrix_has_a_test() -> None:
     assert len(rows()) > 100
     assert [row.title for row in rows() if not row.tests] == []
 
 
-def test_titles_are_short_and_different() -> None:
+def test_fault_titles_are_short_and_different() -> None:
     titles = [row.title for row in rows()]
     assert [title for title, count in Counter(titles).items() if count > 1] == []
     assert [title for title in titles if len(title) > 90] == []
 
 
 def test_check_finds_a_missing_test_and_a_row_without_one() -> None:
-    here = "tests/structure/test_fault_matrix.py::test_every_row_has_a_test"
+    here = "tests/structure/test_fault_matrix.py::test_every_row_of_the_fault_matrix_has_a_test"
     table = f"| a | b | - | `{here}`, `{here}s` |\n| c | d | - | `tests/none.py` |"
     first, second = rows(table)
     assert missing(first) == [f"{here}s"]

@@ -1,4 +1,4 @@
-"""`make check` finds every generated file that differs from what it is generated from."""
+"""Tests that `make check` finds every outdated generated file."""
 
 import sys
 from pathlib import Path

@@ -11,7 +11,7 @@ HOMES = (ROOT / "operator", ROOT / "trainer")
 PRODUCT = ("operator", "trainer", "charts", "manifests", "docs", "README.md", "CONTRIBUTING.md")
 TEXT = {".py", ".md", ".yaml", ".tpl", ".json", ".txt"}
 OLD_FIELDS = ("toldMilliseconds", '"news"', "`news`")
-"""Old JSON names, which older releases write or read, as code and documents quote them."""
+"""Old JSON names that older releases write or read. Code and documents quote these names."""
 
 
 def rows() -> list[list[str]]:
@@ -42,7 +42,7 @@ def exists(identifier: str) -> bool:
 
 
 def defines(tree: ast.Module | ast.ClassDef, names: list[str]) -> bool:
-    """Return whether a module or class defines a name, or a class in it the rest of the names."""
+    """Return whether a module or class defines a dotted name, also through nested classes."""
     if not names:
         return True
     for node in tree.body:
@@ -77,13 +77,13 @@ def without_old_fields(text: str) -> str:
     return text
 
 
-def test_each_identifier_exists() -> None:
+def test_each_identifier_of_the_glossary_exists() -> None:
     identifiers = [row[2].strip("`") for row in rows()]
     assert len(identifiers) > 25
     assert [identifier for identifier in identifiers if not exists(identifier)] == []
 
 
-def test_each_concept_has_one_row_and_one_meaning() -> None:
+def test_each_term_of_the_glossary_has_one_row_and_one_meaning() -> None:
     terms = [row[0] for row in rows()]
     assert sorted(set(terms)) == sorted(terms)
     assert all(row[1].endswith(".") for row in rows())
@@ -99,7 +99,7 @@ def test_no_retired_word_is_in_a_product_file() -> None:
     assert found == set()
 
 
-def test_the_search_finds_words_inside_identifiers() -> None:
+def test_search_for_retired_words_finds_them_inside_identifiers() -> None:
     assert {"ladder", "vigil"} <= words("class AgentVigil: ladder_step = 1")
     assert not exists("ddp_operator.api.job.Missing")
     assert not exists("ddp_operator.missing")

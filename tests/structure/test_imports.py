@@ -1,4 +1,4 @@
-"""Who imports whom: the contract is the only thing that operator and agent share."""
+"""Tests of imports between packages: operator and agent share only the wire contract."""
 
 import ast
 import subprocess
@@ -13,7 +13,7 @@ AGENT = sorted((ROOT / "trainer" / "ddp_agent").rglob("*.py"))
 
 
 def imported(path: Path) -> Iterator[str]:
-    """Full names of what a module imports, wherever the statement stands in it."""
+    """Return the full names of all imports of a module, also within functions."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -37,7 +37,7 @@ def test_agent_imports_neither_operator_nor_trainer(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", AGENT, ids=name)
-def test_each_module_of_the_agent_names_its_process(path: Path) -> None:
+def test_docstring_of_each_agent_module_names_the_process_that_runs_it(path: Path) -> None:
     text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
     assert text.splitlines()[-1].startswith("Process: ")
 
@@ -62,9 +62,7 @@ def test_ddp_wire_needs_the_standard_library_pydantic_and_prometheus_client_only
     ],
     ids=lambda v: v if isinstance(v, str) else "",
 )
-def test_importing_a_module_loads_nothing_that_it_should_do_without(
-    module: str, absent: list[str]
-) -> None:
+def test_import_of_a_module_loads_no_forbidden_package(module: str, absent: list[str]) -> None:
     code = f"import sys, {module}; print([m for m in {absent} if m in sys.modules])"
     ended = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60

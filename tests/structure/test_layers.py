@@ -30,11 +30,11 @@ FORBIDDEN = {
     "Only the agent's launcher": ("trainer/ddp_agent/main.py", "torch"),
     "The trainer knows nothing": ("trainer/ddp_trainer/stop.py", "kubernetes"),
 }
-"""A contract, by the beginning of its name: a module, and an import that breaks the contract."""
+"""For each contract, by the start of its name: a module and an import that breaks the contract."""
 
 
 def contracts() -> list[str]:
-    """Names of all contracts in pyproject.toml."""
+    """Return the names of all import contracts in pyproject.toml."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     return [contract["name"] for contract in settings["tool"]["importlinter"]["contracts"]]
 
@@ -54,13 +54,13 @@ def lint(home: Path) -> dict[str, bool]:
 
 
 def _has(lines: list[str], start: str) -> bool:
-    """Whether a line begins so. The number of ignored imports may follow."""
+    """Return whether a line begins with this text. The number of ignored imports may follow."""
     return any(line.startswith(start) for line in lines)
 
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
-    """A copy of the packages and of the contracts."""
+    """Return a copy of the packages and of the import contracts."""
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     for folder in ("operator", "trainer"):
         ignore = shutil.ignore_patterns("__pycache__")
@@ -68,7 +68,7 @@ def copy(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_each_contract_fails_on_a_forbidden_import(copy: Path) -> None:
+def test_each_import_contract_fails_on_a_forbidden_import(copy: Path) -> None:
     assert all(lint(copy).values())
     for file, module in FORBIDDEN.values():
         with (copy / file).open("a", encoding="utf-8") as source:
@@ -76,7 +76,7 @@ def test_each_contract_fails_on_a_forbidden_import(copy: Path) -> None:
     assert not any(lint(copy).values())
 
 
-def test_each_contract_has_a_forbidden_import() -> None:
+def test_each_import_contract_has_a_forbidden_import_to_test_it() -> None:
     covered = {name for name in contracts() if any(name.startswith(start) for start in FORBIDDEN)}
     assert covered == set(contracts())
     assert len(FORBIDDEN) == len(contracts())
@@ -93,7 +93,7 @@ def test_no_packages_import_each_other_in_a_cycle(package: str) -> None:
 
 
 def imports_between_children(package: str, parent: str) -> dict[str, set[str]]:
-    """For each child of a package, the other children that it imports, at any depth."""
+    """Return the imports between the children of a package, at any depth, by child."""
     graph = grimp.build_graph(package, cache_dir=None)
     children = graph.find_children(parent)
     for child in children:

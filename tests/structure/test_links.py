@@ -8,7 +8,7 @@ LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]+))?\)")
 
 
 def pages() -> list[Path]:
-    """All pages of the repository, and none of the packages in a virtual environment."""
+    """Return all pages of the repository, without those of packages in a virtual environment."""
     homes = [home for home in ROOT.iterdir() if home.is_dir() and home.name[0] != "."]
     return [*ROOT.glob("*.md"), *(page for home in homes for page in home.rglob("*.md"))]
 
@@ -20,7 +20,7 @@ def anchors(page: Path) -> set[str]:
 
 
 def broken(page: Path) -> list[str]:
-    """Return the links of a page that lead nowhere."""
+    """Return the links of a page whose target does not exist."""
     found = []
     for path, anchor in LINK.findall(page.read_text(encoding="utf-8")):
         if "://" in path or path.startswith("mailto:"):
@@ -36,7 +36,7 @@ def test_every_link_leads_to_a_file_and_a_heading() -> None:
     assert [link for page in pages() for link in broken(page)] == []
 
 
-def test_broken_links_are_found(tmp_path: Path) -> None:
+def test_broken_link_is_found(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("# A `b` c\n[x](#a-b-c) [x](page.md#no) [x](no.md) [x](https://a.b/c#d)\n")
     assert broken(page) == ["page.md: page.md#no", "page.md: no.md#"]

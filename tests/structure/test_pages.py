@@ -1,4 +1,4 @@
-"""A reader finds each page within two steps, and can read it at once."""
+"""Tests that each page is reachable within two steps and short enough to read."""
 
 import re
 from pathlib import Path
@@ -22,7 +22,7 @@ def linked(page: Path) -> set[Path]:
 
 
 def reachable(start: Path, steps: int) -> set[Path]:
-    """Return all pages that at most so many steps lead to."""
+    """Return all pages that are reachable in at most this many steps."""
     found = newest = {start}
     for _ in range(steps):
         newest = {target for page in newest for target in linked(page)} - found
@@ -31,7 +31,7 @@ def reachable(start: Path, steps: int) -> set[Path]:
 
 
 def words(page: Path) -> int:
-    """Return the number of words of a page, with those of its tables and examples."""
+    """Return the number of words of a page, including tables and examples."""
     return len(page.read_text(encoding="utf-8").split())
 
 
@@ -41,7 +41,7 @@ def test_each_page_is_two_steps_from_the_index() -> None:
     assert pages - reachable(INDEX, STEPS) == set()
 
 
-def test_each_page_of_a_reader_is_in_the_index() -> None:
+def test_each_written_page_is_in_the_index() -> None:
     pages = {page for home in ("use", "operate", "develop") for page in (DOCS / home).glob("*.md")}
     assert pages - linked(INDEX) == set()
 
@@ -53,11 +53,11 @@ def test_written_pages_have_at_most_2500_words() -> None:
     assert {page: lengths[page] for page in limited if lengths[page] > MOST_WORDS} == {}
 
 
-def test_first_page_has_at_most_900_words() -> None:
+def test_readme_has_at_most_900_words() -> None:
     assert words(ROOT / "README.md") <= MOST_README_WORDS
 
 
-def test_unlinked_pages_are_found(tmp_path: Path) -> None:
+def test_page_without_a_link_to_it_is_found(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "index.md").write_text(
         "[a](a.md#x) [f](folder/) [no](no.md) [web](https://a.b/c.md)"

@@ -1,4 +1,4 @@
-"""Files and functions stay short enough to read at once."""
+"""Tests that files and functions stay short."""
 
 import ast
 from pathlib import Path

@@ -38,12 +38,12 @@ NO_VARIABLES = {
 BY_LIBRARIES = {"KUBECONFIG", "HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY"}
 """Variables that only a library reads."""
 BY_PART = {"PET_…", "KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"}
-"""Variables of which the code has a part of the name."""
+"""Variables whose names the code composes from parts."""
 
 
 @cache
 def nodes() -> list[tuple[str, ast.AST]]:
-    """Return the syntax of the whole product, with the name of the file."""
+    """Yield all syntax nodes of the product, each with the name of its file."""
     return [
         (file.name, node)
         for file in PRODUCT
@@ -57,7 +57,7 @@ def rows(page: str) -> list[str]:
     return [name for cell in first for name in re.findall(r"`([^`]+)`", cell)]
 
 
-def test_each_setting_has_one_row_with_a_description() -> None:
+def test_each_setting_has_one_row_with_a_description_in_the_reference() -> None:
     page = settings_page.build_settings_page()
     known = re.findall(r"^  --([\w.]+)=", describe(), re.MULTILINE)
     assert sorted(rows(page)) == sorted(known)
@@ -79,7 +79,7 @@ def test_each_command_and_each_option_is_listed() -> None:
     assert "`--output OUTPUT` | folder to create; must not exist (required)" in page
 
 
-def test_options_of_argparse_are_written_as_users_type_them() -> None:
+def test_argparse_options_are_listed_as_users_type_them() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("place", nargs="?", metavar="DIR")
     parser.add_argument("-v", "--verbose", action="store_true", help="100%% of it, %(dest)s")
@@ -96,7 +96,7 @@ def test_each_exit_code_is_listed_with_its_meaning() -> None:
     assert not re.search(r"\|  \|$", page, re.MULTILINE)
 
 
-def test_no_module_ends_with_a_code_of_its_own() -> None:
+def test_no_module_exits_with_an_undeclared_code() -> None:
     found = {
         (name, node.args[0].value)
         for name, node in nodes()
@@ -132,19 +132,19 @@ def test_each_declared_variable_is_in_the_code() -> None:
     assert missing == BY_LIBRARIES | BY_PART
 
 
-def test_docstrings_of_attributes_are_those_below_them() -> None:
+def test_attribute_docstring_is_the_string_below_the_attribute() -> None:
     class Colour(StrEnum):
         RED = "red"
-        """Of a fire
+        """Color of a fire
         engine."""
         GREEN = "green"
         BLUE = "blue"
-        """Of the sky."""
+        """Color of the sky."""
 
     found = attribute_docs.attribute_docs(Colour)
-    assert found == {"RED": "Of a fire engine.", "BLUE": "Of the sky."}
+    assert found == {"RED": "Color of a fire engine.", "BLUE": "Color of the sky."}
 
 
-def test_cells_have_no_line_breaks_and_no_bare_bars() -> None:
+def test_table_cells_have_no_line_breaks_and_no_unescaped_bars() -> None:
     text = table(("a", "b"), [("one\ntwo", "x | y")])
     assert text.splitlines() == ["| a | b |", "| --- | --- |", "| one two | x \\| y |"]

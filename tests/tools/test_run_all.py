@@ -27,10 +27,10 @@ ending.script(lambda: sys.exit(run_both(first, [second])))
     ("ends", "code"),
     [((0, 0, 0), 0), ((1, 0, 0), 1), ((0, 4, 0), 4), ((0, 0, 2), 2), ((3, 4, 2), 3)],
 )
-def test_run_fails_if_one_of_its_commands_fails(
+def test_run_of_several_commands_fails_if_one_of_them_fails(
     ends: tuple[int, int, int], code: int, tmp_path: Path
 ) -> None:
-    """The second one runs beside the first one, whose place the third one takes."""
+    """The second command runs in parallel to the first and then the third command."""
     waits = f"while [ ! -e {tmp_path}/b ]; do sleep 0.05; done"
     waits_longer = f"touch {tmp_path}/b; while [ ! -e {tmp_path}/c ]; do sleep 0.05; done"
     scripts = [f"{waits}; exit {ends[0]}", f"{waits_longer}; exit {ends[1]}"]
@@ -39,7 +39,7 @@ def test_run_fails_if_one_of_its_commands_fails(
     assert run_both(first, others) == code
 
 
-def test_output_of_the_commands_beside_follows_at_the_end(
+def test_output_of_parallel_commands_follows_at_the_end(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     waits = f"while [ ! -e {tmp_path}/c ]; do sleep 0.05; done; echo a"
@@ -49,7 +49,7 @@ def test_output_of_the_commands_beside_follows_at_the_end(
     assert capfd.readouterr().out == "a\nb\nc\n"
 
 
-def test_terminated_run_ends_both_commands(tmp_path: Path) -> None:
+def test_terminated_run_ends_all_its_commands(tmp_path: Path) -> None:
     clean = "trap 'touch {0}.cleaned; exit' TERM; touch {0}.started; while :; do sleep 0.05; done"
     commands = [clean.format(tmp_path / name) for name in "ab"]
     with subprocess.Popen([sys.executable, "-c", SCRIPT, *commands]) as run:
@@ -68,7 +68,7 @@ def selects(command: list[str], file: str) -> bool:
     )
 
 
-def test_each_test_is_in_one_part() -> None:
+def test_each_test_belongs_to_one_part_of_make_test() -> None:
     parts = [run_all.pytest(*run_all.CLUSTER), *run_all.parts()]
     root = Path(__file__).parents[2]
     files = [str(file.relative_to(root)) for file in (root / "tests").rglob("test_*.py")]

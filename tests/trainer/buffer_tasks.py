@@ -11,15 +11,15 @@ CODES = 5
 
 class BufferConfig(ProbeConfig):
     kind: str = "all"
-    """Which of the modules below the model has; `late` is a normaliser that begins in pass 8."""
+    """Module below that the model contains. `late` is a normaliser that begins in pass 8."""
     stray: bool = False
-    """Whether the task changes a buffer by the number of the rank after each update."""
+    """Whether the task adds the rank's number to a buffer after each update."""
     grows: bool = False
-    """Whether a buffer has one number more after each pass."""
+    """Whether a buffer grows by one number in each pass."""
 
 
 class Normalizer(nn.Module):
-    """Normalises by running means of the inputs, which it replaces by new tensors."""
+    """Module that normalises by running means. Each pass replaces the tensors of the means."""
 
     mean: Tensor
     passes: Tensor
@@ -42,7 +42,7 @@ class Normalizer(nn.Module):
 
 
 class Codebook(nn.Module):
-    """Adds the nearest code. Its codes are moving averages, kept in a frozen parameter."""
+    """Module that adds the nearest code. Codes are moving averages in a frozen parameter."""
 
     size: Tensor
 
@@ -63,7 +63,7 @@ class Codebook(nn.Module):
 
 
 class Queue(nn.Module):
-    """Compares with the samples of earlier batches, as a contrastive loss does."""
+    """Module that compares inputs with samples of earlier batches, as a contrastive loss does."""
 
     items: Tensor
     place: Tensor
@@ -84,7 +84,7 @@ class Queue(nn.Module):
 
 
 class Channels(nn.Module):
-    """InstanceNorm with running statistics."""
+    """Module with an InstanceNorm with running statistics."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Functions that tests of layouts call on every rank: they compare resumed runs with others."""
+"""Functions that tests of memory layouts call on every rank. They compare resumed runs."""
 
 import contextlib
 import gc
@@ -28,7 +28,7 @@ STEPS = 6
 
 
 def strategies(world: int) -> list[str]:
-    """Return the strategies that differ with this number of ranks."""
+    """Return the strategies that behave differently with this number of ranks."""
     return ["ddp", "zero1", "fsdp2"][: 1 if world == 1 else None]
 
 
@@ -81,10 +81,11 @@ def resume_checkpoints(given: tuple[list[str], dict[str, Any]]) -> None:
     """Resume each checkpoint with each strategy, train, and roll back.
 
     Print the names of the tensors that differ from the saved ones, and the sum of all numbers after
-    the training. Fail if a tensor does not lie in memory as it does in a run that has not resumed.
+    the training. Fail if a tensor's memory layout differs from that of a run that has not resumed.
 
     Args:
-        given: Folders with a checkpoint, of which this changes copies, and the settings.
+        given: Folders with checkpoints, and the settings. The function changes only copies of the
+            folders.
     """
     folders, settings = given
     ranks = Ranks.from_environment(os.environ)
@@ -118,7 +119,7 @@ def resume_checkpoints(given: tuple[list[str], dict[str, Any]]) -> None:
 
 
 def _opened(ranks: Ranks, folder: Path | None, settings: dict[str, Any], steps: int) -> Run:
-    """Open a run in a folder, or one that saves nothing."""
+    """Open a run that saves to a folder, or that saves nothing."""
     over: dict[str, Any] = {"max_steps": steps, "epochs": None}
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -139,7 +140,7 @@ def _gathered(run: Run) -> dict[str, Tensor]:
 
 
 def _saved(folder: Path) -> dict[str, Tensor]:
-    """Return the same of a checkpoint, read without the trainer."""
+    """Return weights, moments and average of a checkpoint, read without the trainer."""
     newest = max(folder.glob("step-*"))
     return {
         f"{kind}/{name}": tensor
@@ -149,7 +150,7 @@ def _saved(folder: Path) -> dict[str, Tensor]:
 
 
 def _strides(run: Run) -> dict[str, tuple[int, ...]]:
-    """Return how this rank's part of each weight, moment and average lies in memory."""
+    """Return the strides of this rank's part of each weight, moment and average."""
     own = take(run.learner.model, run.learner.optimizer)
     average = run.learner.ema.state() if run.learner.ema else {}
     kinds = {"model": own.model, "optimizer": own.optimizer, "ema": average}

@@ -1,4 +1,4 @@
-"""A task whose weights lie in memory in every way that torch allows."""
+"""A task whose weights have every memory layout that torch allows."""
 
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -13,11 +13,11 @@ from ddp_trainer.task import RunEnv, Weighted
 
 class LayoutConfig(BaseModel):
     layout: Literal["contiguous", "strided"] = "strided"
-    """Whether all weights are contiguous. Their numbers are the same."""
+    """Layout of the weights. Values are the same in all layouts."""
     half: bool = False
     """Whether one weight is bf16."""
     shared: Literal["", "expanded", "overlapping", "twice"] = ""
-    """How elements of weights share their memory."""
+    """Way in which elements of weights share memory."""
 
 
 class Layouts(nn.Module):

@@ -17,7 +17,7 @@ from ddp_trainer.task import RunEnv, Weighted
 from tests.trainer.good_task import Good, Net, Samples, total
 
 Change = Callable[[Any, RunEnv], Any]
-"""Function that changes a task, or returns another one."""
+"""Function that changes a task, or returns another task."""
 
 MISTAKES: dict[str, Change] = {}
 
@@ -344,7 +344,7 @@ def collate_of_one_sample(task: Any, _: RunEnv) -> None:
 
 
 class Bag:
-    """A batch that is no collection."""
+    """A batch object that is no collection."""
 
     def __init__(self, samples: Any) -> None:
         self.x, self.y = default_collate(samples)

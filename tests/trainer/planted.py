@@ -11,7 +11,7 @@ from ddp_wire import files
 
 
 def unprotected(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Switch the protection off: open what is there, and follow links."""
+    """Switch the protection off: open any kind of file, and follow links."""
 
     def plain_open(path: Path, flags: int, folder: int | None) -> int:
         return os.open(path if folder is None else path.name, flags, 0o666, dir_fd=folder)
@@ -27,7 +27,7 @@ def content(folder: Path) -> dict[str, bytes]:
 
 
 def hangs(pipe: Path, act: Callable[[], object], seconds: float = 0.3) -> bool:
-    """Return whether `act` waits for the other end of a pipe. Let it go on in any case."""
+    """Return whether `act` blocks on a pipe. Unblock it afterwards."""
     thread = threading.Thread(target=act, daemon=True)
     thread.start()
     thread.join(seconds)

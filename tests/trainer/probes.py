@@ -111,7 +111,7 @@ def train_with_odd_rank(difference: str) -> int:
 
 
 def train_without_network(arguments: list[str]) -> int:
-    """Train while Python can neither connect to nor resolve any host but this machine."""
+    """Train while Python can neither resolve nor connect to any other host."""
     connect, resolve = socket.socket.connect, socket.getaddrinfo
 
     def is_local(place: Any) -> bool:
@@ -208,7 +208,7 @@ def train_on_faulty_volume(given: list[str]) -> int:
 
 
 def train_with_held_commit(given: list[str]) -> int:
-    """Train while rank 0 does not commit a checkpoint before a file `go` exists.
+    """Train while rank 0 delays the commit of a checkpoint until a file `go` exists.
 
     Args:
         given: The folder of that file, and the arguments of the command.

@@ -1,7 +1,7 @@
 """Ranks for tests, forked from a server process that has already imported torch.
 
-They get the environment that torchrun would set. A start takes hundredths of a second instead of
-seconds. Only ranks of tests with the mark `gpu` see GPUs; all others train on the CPU.
+The ranks get the environment that torchrun would set. Their start takes hundredths of a second
+instead of seconds. Only ranks of tests with the mark `gpu` see GPUs; all others train on the CPU.
 """
 
 import importlib

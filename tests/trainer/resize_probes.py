@@ -60,7 +60,7 @@ def train_recorded(argument: dict[str, Any]) -> int:
 
 
 def report_residues(config: dict[str, Any]) -> None:
-    """Print this rank's state of powersgd as a resume restores it: residues by bucket, the rest."""
+    """Print this rank's state of powersgd after a resume: residues by bucket, and matrices."""
     ranks = Ranks.from_environment(os.environ)
     request = RunRequest("sample_tasks:build", resolve(config))
     with contextlib.redirect_stdout(io.StringIO()):
@@ -99,5 +99,5 @@ def _running_mean(model: torch.nn.Module) -> list[float]:
 
 
 def run_script(source: str) -> None:
-    """Run a script, as torchrun would on each rank."""
+    """Run a script as torchrun would on each rank."""
     exec(compile(source, "script", "exec"), {})  # noqa: S102 - it is an example of a page

@@ -37,7 +37,7 @@ class ProbeConfig(BaseModel):
     """Folder in which each rank writes the numbers of its training samples."""
     die_rank: int = -1
     die_after: int = -1
-    """Number of forward passes in training after which that rank fails."""
+    """Number of forward passes in training after which the rank `die_rank` fails."""
     die_how: str = "kill"
     bad_loss: bool = False
     refuse_rank: int = -1
@@ -74,7 +74,7 @@ class Points(torch.utils.data.Dataset[tuple[Tensor, ...]]):
 
 
 class Stream(torch.utils.data.IterableDataset[tuple[Tensor, ...]]):
-    """The same points as a stream without a length. Each epoch has another order."""
+    """The sample points as a stream without a length. Each epoch has another order."""
 
     def __init__(self, points: Points) -> None:
         self.points, self.epoch = points, 0
@@ -291,7 +291,7 @@ def build_drawing(cfg: ProbeConfig, env: RunEnv) -> DrawingTask:
 
 
 class PointsWithBadSample(Points):
-    """Points of which number 17 has a defect."""
+    """Points with a defect in the sample with index 17."""
 
     defect = ""
 
@@ -346,7 +346,7 @@ def build_broken(cfg: ProbeConfig, env: RunEnv) -> ProbeTask:
 
 
 def build_waiting(cfg: ProbeConfig, env: RunEnv) -> ProbeTask:
-    """Say in a file of `log_dir` that the build has begun, then wait until a signal ends it."""
+    """Create a file in `log_dir` when the build begins, then wait for a signal."""
     (Path(cfg.log_dir or ".") / f"{env.rank}.waiting").touch()
     time.sleep(600)
     return ProbeTask(cfg, env)

@@ -32,7 +32,7 @@ def test_one_rank_trains_with_nccl(launcher: Launcher) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "zero1", "fsdp2"])
-def test_strategies_resume_with_nccl(launcher: Launcher, tmp_path: Any, strategy: str) -> None:
+def test_each_strategy_resumes_with_nccl(launcher: Launcher, tmp_path: Any, strategy: str) -> None:
     arguments = ["--task=sample_tasks:build", "--device=cuda", f"--parallel.strategy={strategy}"]
     folder = {"DDP_CHECKPOINT_DIR": str(tmp_path)}
     for epochs in (1, 2):

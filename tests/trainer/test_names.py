@@ -1,4 +1,4 @@
-"""Checkpoints name weights alike, whether or not the task compiles a part of its model."""
+"""Tests that weight names in checkpoints do not depend on torch.compile."""
 
 import torch
 from torch import nn
@@ -24,7 +24,7 @@ def trained(*, compiled: bool) -> tuple[nn.Module, torch.optim.Optimizer, Ema]:
     return made, optimizer, Ema(made, EmaConfig(), 0.9)
 
 
-def test_level_of_the_compiler_is_left_out() -> None:
+def test_parameter_names_omit_the_prefix_of_the_compiled_model() -> None:
     assert plain_name("encoder._orig_mod.0.weight") == "encoder.0.weight"
     assert plain_name("exp_avg/_orig_mod.encoder._orig_mod.bias") == "exp_avg/encoder.bias"
 
@@ -50,7 +50,7 @@ def test_state_moves_between_a_compiled_and_a_plain_model() -> None:
         assert all(torch.equal(average[name], expected[name]) for name in expected)
 
 
-def test_names_of_an_older_release_are_read() -> None:
+def test_parameter_names_of_an_older_release_are_read() -> None:
     made = model(compiled=False)
     saved = {
         name.replace("inner.", "inner._orig_mod."): tensor + 1.0 if tensor.dim() else tensor

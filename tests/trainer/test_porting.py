@@ -1,4 +1,4 @@
-"""The first task of docs/use/porting.md works as it stands there."""
+"""Tests that the first task of docs/use/porting.md works unchanged."""
 
 import re
 import sys
@@ -47,7 +47,7 @@ def test_task_of_the_porting_page_passes_its_checks_and_trains(task: str) -> Non
     assert run.position.step == 6
 
 
-def test_command_finds_a_task_in_the_working_directory(
+def test_command_line_finds_a_task_in_the_working_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -62,7 +62,7 @@ def test_command_finds_a_task_in_the_working_directory(
     assert sys.path == elsewhere
 
 
-def test_settings_of_the_tables_exist() -> None:
+def test_settings_in_the_tables_of_the_porting_page_exist() -> None:
     known = set(resolve({}).model_dump())
     rows = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| ")]
     names = re.findall(r"`([a-z_]+)(?:[.:][^`]*)?`", " ".join(row.split("|")[2] for row in rows))

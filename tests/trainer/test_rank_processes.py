@@ -23,7 +23,7 @@ def visible_gpus(launcher: Launcher) -> str | None:
     return found
 
 
-def test_ranks_of_other_tests_see_no_gpu(launcher: Launcher) -> None:
+def test_ranks_of_tests_without_a_gpu_mark_see_no_gpu(launcher: Launcher) -> None:
     assert visible_gpus(launcher) == ""
 
 

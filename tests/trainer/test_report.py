@@ -54,7 +54,7 @@ def written(beats: Path, rank: int = 0) -> LocalHeartbeat:
     return LocalHeartbeat.model_validate_json((beats / f"{rank}.json").read_bytes())
 
 
-def test_history_of_a_script_with_a_claim_has_what_the_charts_show(
+def test_history_of_a_users_script_has_the_values_that_the_charts_show(
     beats: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = beats.parent / "run"
@@ -86,7 +86,7 @@ def test_history_of_a_script_with_a_claim_has_what_the_charts_show(
     assert found.evaluations[0].metrics == {"accuracy": 0.75}
 
 
-def test_progress_writes_the_newest_values(beats: Path, clock: Clock) -> None:
+def test_report_progress_writes_the_newest_values(beats: Path, clock: Clock) -> None:
     report.progress(100, total=1000, epoch=1)
     clock.now += 10
     weight = torch.tensor(0.5, requires_grad=True)
@@ -112,7 +112,7 @@ def test_progress_writes_the_newest_values(beats: Path, clock: Clock) -> None:
     }
 
 
-def test_reports_are_written_at_most_twice_a_second(
+def test_progress_reports_are_written_at_most_twice_a_second(
     beats: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps: list[int] = []
@@ -134,7 +134,7 @@ def test_reports_are_written_at_most_twice_a_second(
     assert written(beats).step == 1
 
 
-def test_checkpoint_is_written_at_once_and_before_progress_is_the_resumed_one(
+def test_checkpoint_reported_before_any_progress_is_the_resumed_one(
     beats: Path, clock: Clock
 ) -> None:
     report.checkpoint(Path("/c/step-40"), 40)
@@ -149,7 +149,7 @@ def test_checkpoint_is_written_at_once_and_before_progress_is_the_resumed_one(
     assert clock.now == 1000.0
 
 
-def test_first_attempt_that_starts_at_the_beginning_is_not_resumed(
+def test_first_attempt_that_starts_at_the_beginning_does_not_count_as_resumed(
     beats: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DDP_ATTEMPT", "1")
@@ -157,7 +157,7 @@ def test_first_attempt_that_starts_at_the_beginning_is_not_resumed(
     assert written(beats).resumed_from is None
 
 
-def test_other_ranks_write_their_step_but_no_progress(
+def test_ranks_other_than_0_write_their_step_but_no_progress(
     beats: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ranks = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
@@ -168,14 +168,14 @@ def test_other_ranks_write_their_step_but_no_progress(
     assert (found.rank, found.step, found.progress) == (5, 7, None)
 
 
-def test_unusable_directory_is_no_error(beats: Path, tmp_path: Path) -> None:
+def test_unusable_heartbeat_directory_raises_no_error(beats: Path, tmp_path: Path) -> None:
     (tmp_path / "beats").write_text("a file")
     report.progress(1)
     report.checkpoint("/c", 1)
     assert beats.read_text() == "a file"
 
 
-def test_value_that_is_no_number_is_left_out_with_one_warning(
+def test_reported_value_that_is_no_number_is_left_out_with_one_warning(
     beats: Path, clock: Clock, capfd: pytest.CaptureFixture[str]
 ) -> None:
     for step in range(3):
@@ -191,24 +191,24 @@ def test_value_that_is_no_number_is_left_out_with_one_warning(
 
 
 @pytest.mark.parametrize("step", [1.5, "7", None])
-def test_step_must_be_an_integer(step: object) -> None:
+def test_reported_step_must_be_an_integer(step: object) -> None:
     with pytest.raises(TypeError, match="report: step must be an integer, not"):
         report.progress(step)  # type: ignore[arg-type]
 
 
-def test_step_must_not_be_negative() -> None:
+def test_reported_step_must_not_be_negative() -> None:
     with pytest.raises(ValueError, match=r"report: step must be from 0 to 2\*\*53, not -1"):
         report.checkpoint("/c", -1)
 
 
-def test_stop_is_requested_by_sigterm(beats: Path) -> None:
+def test_should_stop_returns_true_after_sigterm(beats: Path) -> None:
     assert not report.should_stop()
     signal.raise_signal(signal.SIGTERM)
     assert report.should_stop()
     assert not beats.exists(), "a script may use this function alone"
 
 
-def test_nothing_happens_outside_of_a_job_and_the_import_is_light() -> None:
+def test_report_does_nothing_outside_of_a_job_and_imports_no_torch() -> None:
     code = (
         "import sys, signal; from ddp_trainer import report; report.progress(1, loss=2.0);"
         "report.checkpoint('/c', 1); assert not report.should_stop();"
@@ -221,7 +221,9 @@ def test_nothing_happens_outside_of_a_job_and_the_import_is_light() -> None:
     assert (ended.stdout, ended.stderr) == ("[]\n", "")
 
 
-def test_all_ranks_stop_at_the_same_step(launcher: Launcher, tmp_path: Path) -> None:
+def test_should_stop_is_true_on_all_ranks_at_the_same_step(
+    launcher: Launcher, tmp_path: Path
+) -> None:
     environ = {"DDP_BEATS_DIR": str(tmp_path / "beats"), "DDP_ATTEMPT": "1"}
     gang = launcher.call("probes:report_until_stopped", None, world=2, **environ)
     gang.wait_until((tmp_path / "beats" / "1.json").exists)

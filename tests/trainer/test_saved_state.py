@@ -1,7 +1,7 @@
 """The content of `state.json` stays readable by this release and by earlier ones.
 
 `saved_states.json` holds states that the code before `SavedState` wrote, each with the arguments of
-the run. Record no newer code there: the file stands for checkpoints that exist on volumes.
+the run. Add no states of newer code: the file represents checkpoints that exist on volumes.
 """
 
 import json
@@ -30,7 +30,7 @@ ADDED_LATER = {
     "source": None,
     "data": None,
 }
-"""Keys that the first release did not write, and what their absence means."""
+"""Keys that the first release did not write, with the value that an absent key has."""
 
 
 def state_of(name: str) -> dict[str, Any]:
@@ -39,7 +39,7 @@ def state_of(name: str) -> dict[str, Any]:
 
 
 def exact(document: Any) -> str:
-    """Return a text that differs if a value or its type does: 1 is not 1.0."""
+    """Return a text that shows each value and its type, so that 1 differs from 1.0."""
     return json.dumps(document, sort_keys=True)
 
 
@@ -50,7 +50,7 @@ def written(directory: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", RECORDED)
-def test_recorded_state_is_read_and_written_without_a_change(name: str) -> None:
+def test_recorded_state_of_a_run_is_read_and_written_without_a_change(name: str) -> None:
     recorded = state_of(name)
     document = SavedState.model_validate(recorded).document()
     assert list(document) == list(recorded)
@@ -63,20 +63,20 @@ def test_state_of_the_first_release_has_defaults(name: str) -> None:
     assert exact(SavedState.model_validate(first).document()) == exact(first | ADDED_LATER)
 
 
-def test_keys_of_a_newer_release_are_ignored() -> None:
+def test_unknown_keys_of_a_newer_release_are_ignored() -> None:
     recorded = state_of("plain")
     newer = recorded | {"phase": "warm-up", "nonfinite": recorded["nonfinite"] | {"skipped": 3}}
     assert exact(SavedState.model_validate(newer).document()) == exact(recorded)
 
 
-def test_settings_of_another_release_are_kept() -> None:
+def test_saved_settings_of_another_release_are_kept() -> None:
     recorded = state_of("plain")
     newer = recorded | {"config": recorded["config"] | {"colour": {"hue": 0.5}}}
     assert exact(SavedState.model_validate(newer).document()) == exact(newer)
 
 
 @pytest.mark.parametrize("key", sorted(state_of("plain").keys() - ADDED_LATER))
-def test_value_of_a_wrong_type_is_refused(key: str) -> None:
+def test_saved_value_of_a_wrong_type_is_refused(key: str) -> None:
     with pytest.raises(ValidationError):
         SavedState.model_validate(state_of("plain") | {key: [[]]})
 
@@ -85,7 +85,7 @@ def test_value_of_a_wrong_type_is_refused(key: str) -> None:
     "name",
     [pytest.param(name, marks=pytest.mark.slow if name != "plain" else ()) for name in RECORDED],
 )
-def test_run_writes_what_the_release_before_wrote(
+def test_run_writes_the_same_state_as_the_previous_release(
     launcher: Launcher, tmp_path: Path, name: str
 ) -> None:
     recipe, folder = RECORDED[name], {"DDP_CHECKPOINT_DIR": str(tmp_path / "run")}
@@ -103,7 +103,9 @@ def test_run_writes_what_the_release_before_wrote(
             assert exact(now[key]) == exact(value), key
 
 
-def test_run_resumes_from_a_state_of_the_release_before(launcher: Launcher, tmp_path: Path) -> None:
+def test_run_resumes_from_a_state_of_the_previous_release(
+    launcher: Launcher, tmp_path: Path
+) -> None:
     arguments, folder = RECORDED["plain"]["arguments"], {"DDP_CHECKPOINT_DIR": str(tmp_path)}
     assert launcher.train(*arguments, world=None, **folder).wait() == [0]
     plant_state(max(tmp_path.glob("step-*")), state_of("plain"))

@@ -24,7 +24,7 @@ def folder(tmp_path: Path) -> Path:
     return source
 
 
-def test_one_rank_per_node_copies(
+def test_only_one_rank_per_node_copies_the_data(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     barrier, copied, copying = threading.Barrier(RANKS), list[Path](), shutil.copy2
@@ -43,7 +43,7 @@ def test_one_rank_per_node_copies(
     assert len(copied) == 1
 
 
-def test_copy_is_reused_until_the_source_changes(
+def test_staged_copy_is_reused_until_the_source_changes(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
@@ -60,7 +60,7 @@ def test_copy_is_reused_until_the_source_changes(
     assert sorted(path.name for path in newer.iterdir()) == ["test", "train"]
 
 
-def test_file_keeps_its_name_and_an_incomplete_copy_is_not_used(tmp_path: Path) -> None:
+def test_staged_file_keeps_its_name_and_an_incomplete_copy_is_not_used(tmp_path: Path) -> None:
     source = tmp_path / "text.bin"
     source.write_bytes(b"whole")
     copy = staging.staged(source, tmp_path / "node")
@@ -78,7 +78,7 @@ def test_source_is_read_in_place_when_copying_fails(
     assert f"warning: cannot stage {folder}, reading it in place: " in capsys.readouterr().err
 
 
-def test_copy_of_another_user_is_not_used(
+def test_staged_copy_of_another_user_is_not_used(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copy = staging.staged(folder, tmp_path / "node")
@@ -120,6 +120,6 @@ def test_full_disk_leaves_no_partial_copy(
     assert [list(path.iterdir()) for path in left] == [[]]
 
 
-def test_missing_source_is_an_input_error(tmp_path: Path) -> None:
+def test_missing_source_of_a_staged_copy_is_an_input_error(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"^data: cannot stage /none/such: it does not exist$"):
         staging.staged(Path("/none/such"), tmp_path)

@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize("uneven", [False, True])
-def test_accumulation_equals_one_large_batch(uneven: bool) -> None:
+def test_gradient_accumulation_equals_one_large_batch(uneven: bool) -> None:
     # 50 samples in batches of 12: the last update of an epoch has two samples.
     settings: dict[str, Any] = {"global_batch": 12, "epochs": 3, "task": {"uneven": uneven}}
     big = trained(**settings)
@@ -33,7 +33,7 @@ def test_accumulation_equals_one_large_batch(uneven: bool) -> None:
     assert distance(big.learner.model, small.learner.model) < 1e-6
 
 
-def test_update_equals_that_of_plain_torch() -> None:
+def test_one_update_equals_that_of_plain_torch() -> None:
     settings: dict[str, Any] = {"global_batch": 10, "task": {"uneven": True}}
     run, twin = opened(clip_norm=0.5, **settings), opened(**settings).learner.model
     weights = [param for param in twin.parameters() if param.dim() > 1]
@@ -173,9 +173,9 @@ def test_checkpoint_restores_tied_weights_and_batch_norm(tmp_path: Any) -> None:
     assert new["middle.weight"].data_ptr() == new["again.weight"].data_ptr()
 
 
-def test_draws_of_the_loss_depend_on_step_rank_and_micro_batch_only() -> None:
+def test_random_draws_in_the_loss_depend_only_on_step_and_rank_and_micro_batch() -> None:
     def draws(rank: int, first: int) -> list[tuple[float, ...]]:
-        """Return the draws of the updates from `first` to 3, by update and micro-batch."""
+        """Return the random draws in the updates from `first` to 3, by update and micro-batch."""
         run = opened("sample_tasks:build_drawing", global_batch=10, micro_batch=5)
         run.learner.rank = rank
         updates = [list(update) for update in by_update(on_device(run.train_loader, CPU))]
@@ -191,7 +191,7 @@ def test_draws_of_the_loss_depend_on_step_rank_and_micro_batch_only() -> None:
         assert len(set(values)) == len(values) == 16
 
 
-def test_placeholder_changes_no_running_statistics() -> None:
+def test_placeholder_sample_changes_no_running_statistics() -> None:
     run = opened(global_batch=10, task={"batch_norm": True})
     (micro_batch,) = next(by_update(on_device(run.train_loader, CPU)))
     placeholder = micro_batch._replace(weight=0.0)
@@ -203,7 +203,7 @@ def test_placeholder_changes_no_running_statistics() -> None:
     assert run.learner.totals.read().tolist() == [0.0, 0.0, 0.0]
 
 
-def test_run_without_the_last_batches_ends_its_epochs_with_whole_ones(tmp_path: Path) -> None:
+def test_run_with_drop_last_ends_each_epoch_with_a_whole_batch(tmp_path: Path) -> None:
     # 50 samples are 4 batches of 12. The run resumes in the middle of its second epoch.
     settings: dict[str, Any] = {
         "global_batch": 12,

@@ -70,7 +70,7 @@ def test_signal_before_the_first_update_stops_all_ranks(launcher: Launcher, tmp_
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_signal_ends_a_check_at_once(
+def test_signal_ends_the_check_command_at_once(
     launcher: Launcher, tmp_path: Path, number: signal.Signals
 ) -> None:
     command = ["check", "--task=sample_tasks:build_waiting", f"--task.log_dir={tmp_path}"]
@@ -100,7 +100,7 @@ def test_second_interrupt_ends_a_rank_that_waits_in_a_collective(
     assert gang.wait() == [130, -9]
 
 
-def test_workers_end_with_a_killed_rank(launcher: Launcher, tmp_path: Path) -> None:
+def test_loader_workers_end_when_their_rank_is_killed(launcher: Launcher, tmp_path: Path) -> None:
     gang = launcher.train(*LONG, "--data.workers=2", DDP_BEATS_DIR=str(tmp_path))
     gang.wait_until(lambda: steps(tmp_path) > 0)
     assert gang.processes[0].pid
@@ -153,7 +153,7 @@ def test_exception_is_printed_once_and_recorded(launcher: Launcher) -> None:
     assert "in _note" in error["message"]["extraInfo"]["py_callstack"]
 
 
-def test_max_seconds_completes_the_run(launcher: Launcher, tmp_path: Path) -> None:
+def test_run_completes_after_max_seconds(launcher: Launcher, tmp_path: Path) -> None:
     environ = {"DDP_CHECKPOINT_DIR": str(tmp_path)}
     arguments = [*LONG[:-1], "--log.every_steps=1", "--max_seconds=0.5"]
     arguments += ["--checkpoint.every_steps=1000000"]

@@ -1,4 +1,4 @@
-"""Functions that tests call on every rank to see what an update sends and holds."""
+"""Functions that tests call on every rank to measure the data that an update sends and holds."""
 
 import gc
 import json
@@ -86,7 +86,7 @@ def measure_held(config: dict[str, Any]) -> None:
 
 
 def measure_resume(config: dict[str, Any]) -> None:
-    """Resume a run, and print how far each rank's memory grows meanwhile.
+    """Resume a run, and print the growth of each rank's memory meanwhile.
 
     `growth` is the peak of the resident memory from the read of the checkpoint to the end of the
     restoration, above that at the beginning. Then print what `measure_held` prints.
@@ -153,7 +153,7 @@ def _held(learner: Learner) -> Iterator[Tensor]:
 
 
 def _whole_params(model: nn.Module) -> Iterable[nn.Parameter]:
-    """Return the gathered parameters of fsdp2, whose weights are freed but not their gradients."""
+    """Return fsdp2's gathered parameters, whose weights are freed while gradients remain."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
             group = module._get_fsdp_state()._fsdp_param_group

@@ -19,7 +19,7 @@ def test_agent_reads_step_activity_and_time_of_the_last_progress(tmp_path: Path)
     assert before <= record.since <= time.monotonic()
 
 
-def test_new_record_is_in_its_start(tmp_path: Path) -> None:
+def test_new_activity_record_is_in_activity_starting(tmp_path: Path) -> None:
     ActivityWriter(tmp_path / "0.activity")
     assert read_activities(tmp_path)[0].activity is Activity.STARTING
 
@@ -34,7 +34,7 @@ def test_progress_within_an_activity_changes_only_the_time(tmp_path: Path) -> No
     assert second.since > first.since
 
 
-def test_unreadable_records_are_left_out(tmp_path: Path) -> None:
+def test_unreadable_activity_records_are_left_out(tmp_path: Path) -> None:
     ActivityWriter(tmp_path / "0.activity")
     (tmp_path / "1.activity").write_bytes(b"short")
     (tmp_path / "2.activity").write_bytes(struct.pack("@ddd", 1, 99, 0.0))
@@ -46,7 +46,7 @@ def test_unreadable_records_are_left_out(tmp_path: Path) -> None:
     assert list(read_activities(tmp_path)) == [0]
 
 
-def test_step_of_a_killed_process_is_exact(tmp_path: Path) -> None:
+def test_activity_record_keeps_the_exact_step_of_a_killed_process(tmp_path: Path) -> None:
     program = (
         "import os, pathlib, sys; from ddp_wire.activity import ActivityWriter;"
         "record = ActivityWriter(pathlib.Path(sys.argv[1]) / '0.activity');"

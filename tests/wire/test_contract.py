@@ -55,12 +55,12 @@ def test_status_is_unchanged_after_serialisation() -> None:
     assert AgentStatus.model_validate_json(FULL.to_json()) == FULL
 
 
-def test_text_of_a_document_that_is_dropped_leaves_memory() -> None:
+def test_memory_of_a_dropped_document_is_freed() -> None:
     one, other = (AgentStatus.model_validate_json(FULL.to_json()) for _ in range(2))
     assert one.command[0] is not other.command[0], "nothing else may hold the text"
 
 
-def test_json_is_one_line_of_camel_case_fields_without_empty_ones() -> None:
+def test_document_is_one_line_of_json_with_camel_case_fields_and_no_nulls() -> None:
     text = FULL.to_json()
     sent = json.loads(text)
     assert "\n" not in text
@@ -139,7 +139,7 @@ def test_labels_and_annotations_belong_to_the_api_group() -> None:
     assert len(set(names)) == len(names)
 
 
-def test_variables_start_with_the_reserved_prefix() -> None:
+def test_environment_variables_start_with_the_reserved_prefix() -> None:
     assert all(name.startswith("DDP_") for name in Env)
 
 
@@ -150,5 +150,5 @@ def test_exit_codes_differ_from_each_other_and_from_signals() -> None:
     assert ExitCode.PREEMPTED not in {0, 1, 2}
 
 
-def test_stop_order_is_not_a_number() -> None:
+def test_value_of_the_stop_order_is_not_a_number() -> None:
     assert not contract.ATTEMPT_STOP.isdigit()

@@ -24,6 +24,6 @@ VARIABLES = {"A": "1", "B": "$(A)", "EMPTY": "", "A B": "2"}
         ("", ""),
     ],
 )
-def test_references_are_expanded_as_by_a_kubelet(text: str, expanded: str) -> None:
+def test_variable_references_are_expanded_as_by_a_kubelet(text: str, expanded: str) -> None:
     assert expand(text, VARIABLES) == expanded
     assert expand(escape(text), VARIABLES) == text

@@ -24,7 +24,7 @@ def _sixteen_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(CORES)))
 
 
-def test_memory_is_counted_without_cache_that_the_kernel_can_drop(tmp_path: Path) -> None:
+def test_memory_in_use_excludes_inactive_page_cache(tmp_path: Path) -> None:
     assert memory_bytes(tmp_path) is None
     (tmp_path / "memory").mkdir()
     (tmp_path / "memory" / "memory.usage_in_bytes").write_text("700\n")
@@ -140,7 +140,7 @@ def test_rank_raises_its_oom_score(tmp_path: Path, given: int, raised: int) -> N
     assert int((tmp_path / "oom_score_adj").read_text()) == raised
 
 
-def test_missing_oom_score_is_ignored(tmp_path: Path) -> None:
+def test_missing_oom_score_file_is_ignored(tmp_path: Path) -> None:
     prefer_for_oom_kill(tmp_path)
     assert not list(tmp_path.iterdir())
 
@@ -156,7 +156,7 @@ def test_missing_oom_score_is_ignored(tmp_path: Path) -> None:
     ],
     ids=["v2", "v1", "no quota", "nonsense", "none"],
 )
-def test_throttled_seconds_of_both_cgroup_versions(
+def test_throttled_seconds_are_read_from_both_cgroup_versions(
     tmp_path: Path, file: str, text: str, seconds: float
 ) -> None:
     (tmp_path / file).parent.mkdir(exist_ok=True)

@@ -10,7 +10,8 @@ from ddp_wire.messages import AgentPhase, AgentStatus, AttemptOrder, Heartbeat
 from ddp_wire.wire_model import WireModel
 
 RECORDED = Path(__file__).parent / "recorded"
-"""Written by the code of commit c9c9f86. `status-all-fields` also has all newer fields."""
+"""Documents written by the code of commit c9c9f86. `status-all-fields` also has all newer
+fields."""
 
 MODELS: dict[str, type[WireModel]] = {
     "attempt-order": AttemptOrder,
@@ -61,7 +62,7 @@ def test_recorded_document_is_parsed_without_losing_a_field(
 
 
 @pytest.mark.parametrize("name", ["attempt-order", "status-all-fields", "status-failed"])
-def test_documents_of_this_release_have_exactly_the_recorded_fields(name: str) -> None:
+def test_documents_of_this_release_have_the_recorded_fields_and_no_others(name: str) -> None:
     """A new field needs a new record: neighbouring releases must still understand each other."""
     document = recorded(name)
     parsed = MODELS[name].model_validate_json(json.dumps(document))
@@ -70,7 +71,7 @@ def test_documents_of_this_release_have_exactly_the_recorded_fields(name: str) -
     assert keys(json.loads(written)) == keys(document)
 
 
-def test_status_with_all_fields_sets_every_field() -> None:
+def test_recorded_status_with_all_fields_sets_every_field_of_the_model() -> None:
     """Otherwise the comparison of fields could miss one."""
     status = AgentStatus.model_validate(recorded("status-all-fields"))
     first, nested = status.ranks[0], [status.timeline, status.progress, status.checkpoint]

@@ -1,4 +1,4 @@
-"""Limit of open files."""
+"""Tests of the limit of open files."""
 
 import os
 import resource
@@ -13,14 +13,14 @@ from ddp_wire.processes import describe_open_files, open_file_limit, raise_open_
 
 @pytest.fixture
 def hard() -> Iterator[int]:
-    """Hard limit of this process, whose soft limit is low during the test."""
+    """Yield the hard limit of open files. The soft limit is low during the test."""
     soft, found = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, found))
     yield found
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, found))
 
 
-def test_soft_limit_of_open_files_is_raised_but_not_without_bound(
+def test_soft_limit_of_open_files_is_raised_up_to_a_bound(
     hard: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert describe_open_files().startswith("the limit is 256 open files")
@@ -44,7 +44,7 @@ PROGRAMS = {
 }
 """Each program, and the function with which its work begins."""
 OPERATOR = {"DDP_OPERATOR_TRAINER_IMAGE": "trainer:1", "DDP_OPERATOR_LEADER_ELECTION": "false"}
-"""Variables without which the operator does not begin."""
+"""Environment variables that the operator needs to start."""
 LOW_LIMIT = """
 import os, resource
 
@@ -60,7 +60,7 @@ program.main()
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_each_program_raises_its_soft_limit_before_its_work(program: str) -> None:
+def test_each_program_raises_its_limit_of_open_files_before_its_work(program: str) -> None:
     script = LOW_LIMIT.format(program=PROGRAMS[program])
     ended = subprocess.run(
         [sys.executable, "-c", script],

@@ -29,7 +29,9 @@ def test_wait_for_a_core_that_another_process_uses_is_counted() -> None:
 @pytest.mark.parametrize(
     ("text", "seconds"), [("800 2500000000 7\n", 2.5), ("0 0 0\n", 0.0), (None, 0.0)]
 )
-def test_wait_is_read_in_nanoseconds(tmp_path: Path, text: str | None, seconds: float) -> None:
+def test_wait_for_a_core_is_read_in_nanoseconds(
+    tmp_path: Path, text: str | None, seconds: float
+) -> None:
     file = tmp_path / "schedstat"
     if text is not None:
         file.write_text(text)

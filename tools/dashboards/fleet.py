@@ -75,7 +75,7 @@ def _nodes() -> Panel:
     text = Text(
         "Nodes",
         "short",
-        "How many worker pods the jobs ask for, and the ranks of how many train.",
+        "How many worker pods the jobs ask for, and in how many the ranks train.",
         _NO_JOBS,
     )
     return values(
@@ -177,7 +177,7 @@ def _recovery_parts() -> Panel:
         "Recovery by part",
         "s",
         "Seconds from a fault until each part of the recovery had ended on all nodes, for all"
-        " namespaces: the largest step between two rows takes most of the time.",
+        " namespaces: the largest step from one row to the next takes most of the time.",
         _NO_RECOVERY,
     )
     family, window = operator.RECOVERY_SECONDS, RANGE_WINDOW

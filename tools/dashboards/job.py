@@ -89,7 +89,7 @@ def _nodes() -> Panel:
     text = Text(
         "Nodes",
         "short",
-        "How many worker pods the job asks for, and the ranks of how many train.",
+        "How many worker pods the job asks for, and in how many the ranks train.",
         _EMPTY,
     )
     return values(
@@ -128,7 +128,7 @@ def _steps() -> Panel:
     text = Text(
         "Progress against the total",
         "short",
-        "How many updates are completed and saved; a fall of the first line is the work that a"
+        "How many updates are completed and saved; a drop of the first line is the work that a"
         " restart repeats.",
         _NO_PROGRESS,
     )

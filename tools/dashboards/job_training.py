@@ -122,7 +122,7 @@ def _redone_steps() -> Panel:
     text = Text(
         "Redone updates",
         "short",
-        "How many updates an earlier attempt had done already.",
+        "How many updates the run repeated, because an earlier attempt had done them already.",
         _NO_LEDGER,
     )
     return time_series(text, Query(newest(jobs.REDONE_STEPS, JOB), "redone"))
@@ -144,7 +144,7 @@ def _allreduce() -> Panel:
         "All-reduce of the gradients",
         "s",
         "How long the all-reduce of an update takes, and in which part of it the backward pass"
-        " computed; the rest of it only waits.",
+        " still computed; in the rest the ranks only wait.",
         "No measured updates in this time, or the strategy is fsdp2",
     )
     return time_series(

@@ -153,7 +153,7 @@ def _throttled() -> Panel:
     text = Text(
         "CPU throttling by node",
         "suffix: s/s",
-        "Which worker containers the CPU quota stops, in seconds per second.",
+        "How long the CPU quota throttles each worker container, in seconds per second.",
         "No CPU quota, or the worker pods are not scraped",
     )
     throttled = most(rate(agent.THROTTLED, WORKERS, _NODE))
@@ -201,7 +201,7 @@ def _gpu_memory() -> Panel:
     text = Text(
         "GPU memory",
         "percentunit",
-        "Which part of its memory each GPU uses: near 100 %, a larger batch ends the rank.",
+        "Which part of its memory each GPU uses: near 100 %, a larger batch runs out of memory.",
         _NO_GPUS,
     )
     used = newest(agent.GPU_MEMORY, WORKERS, _GPU)

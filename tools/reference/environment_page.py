@@ -18,16 +18,16 @@ begin with `DDP_`."""  # noqa: E501
 _OPERATOR = """\
 ## Operator
 
-The chart sets most of them from [its values](../../charts/README.md). Set others by `extraEnv`."""
+The chart sets most of these variables from [its values](../../charts/README.md). Set other variables by `extraEnv`."""  # noqa: E501
 _WORKER = """\
 ## Worker pods
 
-The operator sets them in the container of each worker pod. `ddp-trainer` reads `DDP_TASK`, `DDP_CONFIG` and those of checkpoints also
-when it runs by hand."""  # noqa: E501
+The operator sets these variables in the container of each worker pod. `ddp-trainer` also reads `DDP_TASK`, `DDP_CONFIG` and the
+variables of checkpoints when a user runs it by hand."""  # noqa: E501
 _BY_AGENT = """\
 ## Ranks
 
-The agent sets them for torchrun and the ranks of an attempt."""
+The agent sets these variables for torchrun and the ranks of an attempt."""
 _OTHERS = """\
 ## Variables of other programs
 

@@ -12,7 +12,7 @@ _TEXT = """\
 # Exit codes
 
 This page is generated from the code that defines them. The agent reports the exit code of a rank to the operator. The operator decides
-whether the job starts another attempt, and which budget pays for it ([recovery](../use/recovery.md))."""  # noqa: E501
+whether the job starts another attempt, and which budget that attempt uses ([recovery](../use/recovery.md))."""  # noqa: E501
 _FURTHER = """\
 ## Further codes
 
@@ -24,7 +24,7 @@ _PROGRAMS = """\
 | --- | --- |
 | ranks of the bundled loop, `ddp-trainer` | those of the first table, and 130. [Commands](cli.md) that compare something end with 1 if it differs |
 | ranks of a `command` | any: the program's own. The codes of the first table have their meaning here, too |
-| agent, the entrypoint of a worker container | that of the rank that failed first, 85 after a stop on request, 2 for a command that cannot start, 1 for an invalid variable |
+| agent, the entrypoint of a worker container | the code of the rank that failed first, 85 after a stop on request, 2 for a command that cannot start, 1 for an invalid variable |
 | `ddpjob run` | 0 when the job completes, 1 when it fails, 2 for invalid input, 130 after Ctrl-C |
 | `ddpjob report` | 0, and 2 without such a job or directory |
 | `ddp-operator` | 0 after SIGTERM, 1 for an invalid setting, after the loss of its Lease and after an error |

@@ -74,7 +74,7 @@ VARIABLES = {
             ("TORCH_DISABLE_SHARE_RDZV_TCP_STORE",),
             Access.SET,
             _AGENT,
-            "1: the ranks have a store of their own and do not share that of the rendezvous.",
+            "With 1 the ranks have a store of their own and do not share that of the rendezvous.",
         ),
         Variable(
             ("TORCHELASTIC_USE_AGENT_STORE",),
@@ -121,8 +121,9 @@ VARIABLES = {
             ),
             Access.SET,
             "operator, for worker pods",
-            "Those of `spec.network.profile`, see [network profiles](../use/network-profiles.md). A"
-            " variable of `spec.env` takes precedence.",
+            "Variables of `spec.network.profile`, see"
+            " [network profiles](../use/network-profiles.md). A variable of `spec.env` takes"
+            " precedence.",
         ),
     ),
     "NCCL, gloo and CUDA": (
@@ -131,7 +132,7 @@ VARIABLES = {
             Access.SET,
             "operator, for worker pods",
             "Network interface of the ranks: `spec.network.interface`, and that of NCCL also by a"
-            " network profile. Ranks report that of gloo.",
+            " network profile. Ranks report the interface of gloo.",
         ),
         Variable(
             ("NCCL_DEBUG",),
@@ -151,19 +152,21 @@ VARIABLES = {
             ("TORCH_NCCL_ASYNC_ERROR_HANDLING",),
             Access.SET_UNLESS_GIVEN,
             _AGENT,
-            "3: a timeout of NCCL does not lose the flight record.",
+            "With 3 a timeout of NCCL does not lose the flight record.",
         ),
         Variable(
             ("TORCH_DIST_USE_NCCL2",),
             Access.SET_UNLESS_GIVEN,
             _RANKS,
-            "0: the older implementation of NCCL's process group, from torch 2.15 on.",
+            "With 0 torch keeps the older implementation of NCCL's process group. The trainer sets"
+            " this variable from torch 2.15 on.",
         ),
         Variable(
             ("PYTORCH_NVML_BASED_CUDA_CHECK",),
             Access.SET,
             "standby",
-            "1: torch asks NVML for GPUs and does not open the driver, which forks could not use.",
+            "With 1 torch counts GPUs by NVML and does not open the driver, which forks could not"
+            " use.",
         ),
         Variable(
             ("CUDA_VISIBLE_DEVICES",),
@@ -189,7 +192,7 @@ VARIABLES = {
             ("OPENBLAS_NUM_THREADS",),
             Access.SET,
             "standby",
-            "1: no thread pool exists that a fork would lack.",
+            "With 1 OpenBLAS starts no threads, which a fork would lack.",
         ),
         Variable(
             ("CC", "CXX"),
@@ -207,7 +210,7 @@ VARIABLES = {
             ("PYTHONPATH",),
             Access.READ,
             "`ddpjob run`",
-            "Added to that of the job, because the agent may be installed there.",
+            "Added to the PYTHONPATH of local pods, because the agent may be in these folders.",
         ),
         Variable(
             ("PYTHONSAFEPATH",),
@@ -219,7 +222,7 @@ VARIABLES = {
             ("PYTHONUNBUFFERED",),
             Access.SET,
             _AGENT,
-            "1: the output of ranks appears at once.",
+            "With 1 the output of ranks appears at once.",
         ),
         Variable(("PATH",), Access.READ, _AGENT, "Where the program of a `command` is looked up."),
     ),

@@ -144,7 +144,9 @@ class Agent:
         if self._barriers is not None:
             self._barriers.leave()
         self._writer.start_attempt(members, [])
-        _log.info("attempt %d runs on the nodes %s without this one", members.attempt, members.text)
+        _log.info(
+            "attempt %d runs on the nodes %s, and this node waits", members.attempt, members.text
+        )
 
     def _run_attempt(self, members: Members) -> None:
         """Run one attempt to its end: it succeeds, fails or is interrupted."""

@@ -22,7 +22,7 @@ class Clock:
 
 
 class Ticker:
-    """Timing of the agent's loop, with the time of the last pass."""
+    """Timing of the agent's loop, with the time of the loop's last pass."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
@@ -38,5 +38,5 @@ class Ticker:
         self._last = self.clock.monotonic()
 
     def idle_seconds(self) -> float:
-        """Return the seconds since the last pass. Safe to call from any thread."""
+        """Return the seconds since the loop's last pass. Safe to call from any thread."""
         return self.clock.monotonic() - self._last

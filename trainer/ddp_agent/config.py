@@ -85,12 +85,13 @@ class AgentConfig(BaseModel):
         Raises:
             ValueError: The pattern has another field, or no index.
         """
+        problem = f"must be a format string with the field index, got {pattern!r}"
         try:
             first, second = pattern.format(index=0), pattern.format(index=1)
         except (LookupError, ValueError) as error:
-            raise ValueError(f"must be a format with an index, got {pattern!r}") from error
+            raise ValueError(problem) from error
         if pattern and first == second:
-            raise ValueError(f"must be a format with an index, got {pattern!r}")
+            raise ValueError(problem)
         return pattern
 
     @property

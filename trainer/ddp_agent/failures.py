@@ -138,7 +138,7 @@ def read_failure(path: Path, attempt: int, returncode: int | None, at: float) ->
         return Failure.model_validate_json(path.read_bytes())
     except (OSError, ValidationError):
         if returncode is not None and returncode < 0:
-            message = "torchrun was killed and could not state a cause"
+            message = "torchrun was killed before it could report a cause"
             signal = signal_name(-returncode)
             return Failure(attempt=attempt, at=at, signal=signal, message=message)
         message = f"torchrun ended with exit code {returncode} and wrote no readable failure file"
@@ -180,5 +180,5 @@ def exit_code(failure: Failure | None) -> int:
 def to_sentence(failure: Failure) -> str:
     """Return the failure as one sentence for the log."""
     subject = f"rank {failure.rank}" if failure.rank is not None else "this node"
-    verb = f"was ended by {failure.signal}" if failure.signal else "failed"
+    verb = f"was killed by {failure.signal}" if failure.signal else "failed"
     return f"{subject} {verb}" + (f": {failure.message}" if failure.message else "")

@@ -60,7 +60,7 @@ class HangLimits(BaseModel):
 
         Args:
             activity: The activity of the rank.
-            p99_seconds: The same as for `of`.
+            p99_seconds: 99th percentile of the update time so far. None after too few updates.
             compiles: Whether the rank compiles, for example for the first batch of a new shape.
         """
         own = self.of(activity, p99_seconds)

@@ -1,7 +1,7 @@
-"""Seeds derived by hashing the purpose of each random draw.
+"""Derive each seed by hashing the purpose of the random draw.
 
-No draw depends on the history of a generator. A resumed run therefore draws the same numbers as an
-uninterrupted run, and checkpoints need no generator state.
+No draw depends on how often a generator was used before. A resumed run therefore draws the same
+numbers as an uninterrupted run, and checkpoints need no generator state.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ def seed_all(seed: int) -> None:
 
 
 def seed_torch(seed: int) -> None:
-    """Seed torch's global generators, at a cost low enough for every forward pass.
+    """Seed torch's global generators, cheaply enough for a call before every forward pass.
 
     `torch.manual_seed` is slower: while CUDA is not initialized it records a stack trace per call.
     """

@@ -1,4 +1,4 @@
-"""Copies of slow shared data on a node's local disk, made once per node."""
+"""Copy slow shared data to a node's local disk, once per node."""
 
 import fcntl
 import hashlib
@@ -14,9 +14,10 @@ from ddp_trainer.errors import InputError
 def staged(source: Path, into: Path | None = None) -> Path:
     """Copy a file or folder to this node's local disk and return the copy.
 
-    The first process of the node that calls this makes the copy; the others wait for it. Later
-    attempts reuse it. A change of the source's size or modification time causes a new copy. A
-    folder's own time changes with its entries, not with the contents of its files.
+    The first process on the node that calls this function makes the copy, and the others wait.
+    Later attempts reuse the copy. If the source's size or modification time changes, the next call
+    copies again. The modification time of a folder changes with its entries, but not with the
+    contents of its files.
 
     Args:
         source: Path of the data, for example on a shared volume.

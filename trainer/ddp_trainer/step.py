@@ -1,17 +1,18 @@
 """One update: forward and backward passes, reduction, clipping, optimizer step.
 
 A task returns the sum of its losses and their count. The gradient of the mean over all samples is
-(gradient of the sum) / (count over all ranks), so the passes accumulate gradients of sums, and the
-count travels with them as the gradient of one more parameter (`parallel.objective`):
+(gradient of the sum) / (count over all ranks). So the passes accumulate gradients of sums. The
+count is reduced together with them, as the gradient of one more parameter (`parallel.objective`):
 
-1. Each micro-batch makes a forward and a backward pass. Only the last one reduces over the ranks.
-2. The reduced gradients are divided by the reduced count. The same kernel finds values that are not
+1. Run a forward and a backward pass for each micro-batch. Only the last one reduces gradients over
+   the ranks.
+2. Divide the reduced gradients by the reduced count. The same kernel finds values that are not
    finite (`numerics.guard`).
-3. Gradients are clipped, and the optimizer makes its step, unless the guard prevents it.
-4. The moving average, local SGD and the live buffers follow the new weights.
+3. Clip the gradients, and step the optimizer unless the guard skips the step.
+4. Update the moving average, local SGD and the live buffers from the new weights.
 
-A step needs no answer from the device, except where the guard must decide on the host. So the host
-runs ahead of a GPU.
+A step never waits for the device, unless the guard must decide on the host. So the host can queue
+work ahead of a GPU.
 """
 
 from collections.abc import Iterator
@@ -32,19 +33,20 @@ from ddp_wire.activity import Activity
 def train_step(
     learner: Learner, micro_batches: Iterator[MicroBatch], step: int, lr_factor: float
 ) -> int:
-    """Make one optimizer update, without a host sync and with the strategy's collectives only.
+    """Make one optimizer update, without a host sync and with no collective but the strategy's.
 
-    The gradient is that of (sum of the loss sums) / (sum of the counts) over all micro-batches of
-    all ranks, of any size.
+    The update follows the gradient of (sum of the loss sums) / (sum of the counts), over all
+    micro-batches of all ranks. Micro-batches may differ in size.
 
     Args:
-        learner: Changed in place.
-        micro_batches: This rank's micro-batches of the update; consumed.
+        learner: Learner, which the update changes in place.
+        micro_batches: Iterator over this rank's micro-batches of the update. The function consumes
+            it.
         step: Index of the update, from 0.
-        lr_factor: Learning rate as a factor of the peak, from 0 to 1.
+        lr_factor: Learning rate as a fraction of the peak, from 0 to 1.
 
     Returns:
-        Samples consumed, over all ranks.
+        Number of samples that all ranks together consumed.
 
     Raises:
         InputError: If the loss breaks a rule of the task's interface.
@@ -101,13 +103,13 @@ def _accumulate(
 def rehearse(learner: Learner, micro_batch: MicroBatch) -> None:
     """Make one forward and backward pass that changes nothing but DDP's bucket layout.
 
-    DDP orders its buckets by the first backward pass. The order changes how the numbers of three or
-    more ranks are added. Without this pass the first update of an attempt would differ in the last
-    bit from the same update in an uninterrupted run. The pass also finds the buffers that the loss
-    changes. Every rank must call it.
+    DDP orders its buckets by the first backward pass. With three or more ranks, the order of the
+    buckets changes the order of summation. Without this pass the first update of an attempt would
+    differ in the last bit from the same update in an uninterrupted run. The pass also finds the
+    buffers that the loss changes. Every rank must call this function.
 
     Args:
-        learner: Unchanged afterwards.
+        learner: Learner, which stays unchanged.
         micro_batch: Any micro-batch of the training data.
     """
     with kept_buffers(learner.model):
@@ -122,7 +124,7 @@ def rehearse(learner: Learner, micro_batch: MicroBatch) -> None:
 
 
 def _finish_update(learner: Learner, step: int) -> None:
-    """Turn the reduced gradients of sums into those of the mean, and apply them."""
+    """Divide the reduced gradients of the sums by the count, and apply them."""
     learner.strategy.drop_unused(learner.params)
     learner.scaler.unscale_(learner.optimizer)
     gradients = learner.gradients()

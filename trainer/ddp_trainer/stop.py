@@ -1,4 +1,4 @@
-"""Stop requests from SIGTERM and SIGINT."""
+"""Turn SIGTERM and SIGINT into stop requests."""
 
 import os
 import signal
@@ -10,13 +10,13 @@ from collections.abc import Callable
 from types import FrameType
 
 SAME_KEY_SECONDS = 0.2
-"""A SIGINT this soon after the first one comes from the same Ctrl-C, in seconds.
+"""Longest time, in seconds, between two SIGINTs that come from the same Ctrl-C.
 
-The terminal sends it to all processes in the foreground, and wrappers such as `apptainer` forward
-their own copy.
+The terminal sends SIGINT to all processes in the foreground, and wrappers such as `apptainer`
+forward the SIGINT that they receive.
 """
 INTERRUPTED = 128 + signal.SIGINT
-"""Exit code of a process that Ctrl-C ended, by the convention of shells."""
+"""Exit code of a process that Ctrl-C ended, as shells report it."""
 
 
 class StopFlag:
@@ -52,7 +52,7 @@ class StopFlag:
             signal.signal(number, self._handle)
 
     def release(self) -> None:
-        """Let both signals end the process at once, including a signal that has arrived already."""
+        """Let both signals end the process at once. If one has already arrived, end the process."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
         if self.signal_name is not None:
@@ -61,7 +61,8 @@ class StopFlag:
     def ignore(self) -> None:
         """Ignore signals from now on, except a second SIGINT.
 
-        So a late signal cannot replace the exit code, but a person can end a process that hangs.
+        A late signal then cannot change the exit code, but a person can still end a process that
+        hangs.
         """
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
@@ -71,7 +72,7 @@ class StopFlag:
 
 
 def _watch(numbers: socket.socket, flag: StopFlag) -> None:
-    """Read the numbers of signals, one byte each. End the process at the second SIGINT.
+    """Read the signal numbers, one byte each, and end the process at the second SIGINT.
 
     A second SIGTERM has no effect, because launchers repeat it while ranks still save.
     """

@@ -24,10 +24,11 @@ from ddp_wire.messages import LOSS_PARTS as LOSS_PARTS  # noqa: PLC0414 (part of
 
 @dataclass(frozen=True, slots=True)
 class Weighted:
-    """A sum and the number of items in it, used in place of a mean.
+    """A sum and the number of items in it. It stands for a mean.
 
-    The trainer adds sums and counts over micro-batches and ranks, and divides once at the end. This
-    makes gradient accumulation, batches of unequal size and losses per token exact.
+    The trainer adds sums and counts over micro-batches and ranks, and divides once at the end.
+    Therefore gradient accumulation, batches of unequal size and losses per token give exact
+    results.
     """
 
     sum: Tensor
@@ -35,8 +36,9 @@ class Weighted:
     count: Tensor | float
     """Number of samples or tokens in `sum`, as a scalar tensor or a number."""
     parts: Mapping[str, Tensor] = field(default_factory=dict)
-    """Parts of a loss to log: scalar tensors by name, summed over the same items as `sum`. At most
-    `LOSS_PARTS`, always the same names. They have no effect on the training."""
+    """Parts of a loss that the trainer logs: scalar tensors by name, summed over the same items as
+    `sum`. A loss has at most `LOSS_PARTS` parts, with the same names in every batch. They have no
+    effect on the training."""
 
     def count_tensor(self) -> Tensor:
         """Return the count as a scalar fp32 tensor on the device of `sum`, without a host sync."""
@@ -46,15 +48,15 @@ class Weighted:
 
 
 class Indexed(Protocol):
-    """A map-style data set, as in torch. The trainer calls `__getitems__(indices)` if defined."""
+    """A map-style data set, as in torch. The trainer prefers `__getitems__(indices)` if defined."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, index: int, /) -> Any: ...
 
 
 Data = Indexed | Iterable[Any]
-"""Training or evaluation data: a map-style data set, or an iterable that is read from its start
-(see `data.stream`)."""
+"""Training or evaluation data: a map-style data set, or an iterable that the trainer reads from its
+start (see `data.stream`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,8 @@ class RunEnv:
     local_world_size: int
     device: torch.device
     seed: int
-    """Seed of the run, equal on all ranks. The global generators are seeded before `build`."""
+    """Seed of the run, equal on all ranks. The trainer seeds the global generators before
+    `build`."""
 
     def staged(self, source: str | Path) -> Path:
         """Copy a file or folder to this node's local disk, once per node, and return the copy.
@@ -94,7 +97,7 @@ class Task(Protocol):
     - `optimizer(params) -> torch.optim.Optimizer`: replaces the configured optimizer.
     - `collate(samples) -> batch`: joins a list of samples, or the result of `__getitems__`.
     - `after_update(update)`: called on every rank after each update, see `Update`.
-    - `state_dict()` and `load_state_dict(state)`: state of its own, saved in each checkpoint.
+    - `state_dict()` and `load_state_dict(state)`: state of the task, saved in each checkpoint.
     - `flops_per_sample`: floating-point operations of one sample's forward and backward pass.
     """
 
@@ -103,10 +106,10 @@ class Task(Protocol):
     eval_data: Data | None
 
     def loss(self, model: nn.Module, batch: Any, /) -> Weighted:
-        """Return the summed loss of one batch. The trainer calls it under the run's precision.
+        """Return the summed loss of one batch. The trainer calls this under the run's precision.
 
-        The trainer calls it in training, and in evaluation if the task has no metrics. An attempt
-        may start with one extra call whose result is discarded.
+        The trainer calls this method in training, and in evaluation if the task has no metrics. An
+        attempt may start with one extra call, whose result the trainer discards.
         """
         ...
 
@@ -140,19 +143,20 @@ class HasCollate(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """The training after one update, as `after_update` receives it."""
+    """State of the training after one update, the argument of `after_update`."""
 
     step: int
     """Updates done, over all attempts."""
     total_steps: int
     """Updates of the whole run."""
     epoch: int | None
-    """Epoch of the update, from 1; None for data without length."""
+    """Epoch of the update, from 1. None for data without a length."""
     optimizer: torch.optim.Optimizer
-    """The schedule sets the learning rates of its groups again before the next update. With fsdp2
-    it has this rank's parts of the weights."""
+    """Optimizer of the run. The schedule overwrites the learning rates of its groups before the
+    next update. With fsdp2 it holds only this rank's parts of the weights."""
     metrics: Mapping[str, float]
-    """Metrics of the newest evaluation of this attempt, by name. Empty before it."""
+    """Metrics of the newest evaluation of this attempt, by name. Empty before the first
+    evaluation."""
     find_model: Callable[[], nn.Module]
     """Function that returns `model`."""
 
@@ -160,8 +164,9 @@ class Update:
     def model(self) -> nn.Module:
         """The bare model with the new weights, which the hook may change.
 
-        With fsdp2 the first access gathers the weights until the hook returns. So all ranks must
-        access it alike, and a hook that does not access it costs nothing.
+        With fsdp2 the first access gathers the whole weights on every rank until the hook returns.
+        So if one rank accesses the model, all ranks must. A hook that does not access it costs
+        nothing.
         """
         return self.find_model()
 
@@ -171,30 +176,32 @@ class HasAfterUpdate(Protocol):
     """A task that acts after each update, for example to move the weights of a teacher."""
 
     def after_update(self, update: Update, /) -> None:
-        """Act on this rank. All ranks must act alike, and must not read tensors needlessly."""
+        """Act after an update. All ranks must act alike. Reading a tensor waits for the GPU."""
         ...
 
 
 @runtime_checkable
 class HasState(Protocol):
-    """A task with state of its own that each checkpoint saves."""
+    """A task that has state of its own. Each checkpoint saves this state."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state: tensors and JSON values, nested in dictionaries, lists and tuples.
 
-        It must be equal on all ranks; rank 0's is saved. The trainer copies the tensors.
+        The state must be equal on all ranks, and the trainer saves that of rank 0. The trainer
+        copies the tensors.
         """
         ...
 
     def load_state_dict(self, state: Any, /) -> Any:
-        """Restore the state that `state_dict` returned, on every rank. Tensors are on the CPU."""
+        """Restore the state that `state_dict` returned. Called on every rank, with CPU tensors."""
         ...
 
 
 def stateful(task: object) -> HasState | None:
-    """Return the task if it has state of its own.
+    """Return the task if it has state of its own, else None.
 
-    A task that is a module inherits `state_dict`, which only repeats the weights of its model.
+    A task that is an `nn.Module` inherits `state_dict`. This does not count, because it only
+    repeats the weights of its model.
     """
     inherits = getattr(type(task), "state_dict", None) is nn.Module.state_dict
     return task if isinstance(task, HasState) and not inherits else None
@@ -228,10 +235,11 @@ def load_build(path: str) -> tuple[Build, type[BaseModel]]:
 
 
 def check_task(task: object, path: str) -> Task:
-    """Return `task` if it is a complete task.
+    """Check that `task` is a complete task, and return it.
 
     Raises:
-        InputError: If a member is missing or has the wrong type; names the first such member.
+        InputError: If a member is missing or has the wrong type. The error names the first such
+            member.
     """
     for name in ("model", "train_data", "eval_data", "loss"):
         if not hasattr(task, name):
@@ -264,7 +272,7 @@ def _check_state(task: object, path: str) -> None:
 
 
 def peak_rate(task: Task, tflops: float) -> float:
-    """Return the highest possible throughput in samples per second, limited by arithmetic only.
+    """Return the samples per second at the peak arithmetic rate of the devices.
 
     Args:
         task: Task with `flops_per_sample`.
@@ -283,7 +291,7 @@ def peak_rate(task: Task, tflops: float) -> float:
 
 
 def is_indexed(data: object) -> TypeGuard[Indexed]:
-    """Return whether samples can be read by index."""
+    """Return whether the data set can return samples by index."""
     if isinstance(data, IterableDataset):  # its base class defines an index that only raises
         return False
     return hasattr(data, "__len__") and hasattr(data, "__getitem__")

@@ -1,9 +1,9 @@
 """Training: open the run, loop over updates, close the run. Every start is a resume.
 
-The loop makes one update after another. Between two of them it does what is due, on all ranks in
-the same order: exchange requests and report, save a checkpoint, evaluate. No rank decides alone
-whether something is due: it depends on the step, which is equal on all ranks, or on a decision of
-the exchange. So no rank waits in a collective that another one does not join.
+Between two updates, the loop exchanges requests and reports, saves a checkpoint and evaluates, as
+far as each is due. All ranks do this in the same order. Whether something is due depends only on
+the step, which is equal on all ranks, or on a decision that the exchange made for all ranks. So no
+rank waits in a collective that another rank does not join.
 """
 
 import gc
@@ -54,7 +54,7 @@ def train(
 
     Raises:
         InputError: On every rank, if the run can never succeed with these settings.
-        VolumeError: On every rank, if rank 0 cannot read the volume, or write the last checkpoint.
+        VolumeError: On every rank, if rank 0 cannot read the volume or write the last checkpoint.
         StalledError: On every rank whose collective timed out because another rank did not join.
     """
     try:
@@ -124,7 +124,7 @@ def loop(run: Run, survivor: Survivor | None = None) -> bool:
 
 
 def close(run: Run, *, stopped: bool) -> ExitCode:
-    """Save, and evaluate a complete run. No rank returns before the checkpoint is committed.
+    """Save a checkpoint, and evaluate if the run is complete. Return after the checkpoint's commit.
 
     Args:
         run: The run after its loop.
@@ -142,7 +142,7 @@ def close(run: Run, *, stopped: bool) -> ExitCode:
 
 
 def _located(updates: Iterator[T], run: Run) -> Iterator[T]:
-    """Yield the same items, and add the rank and the update to an error of the data."""
+    """Yield the same items. Add the rank and the update to an error that reading data raises."""
     try:
         yield from updates
     except Exception as error:
@@ -155,7 +155,7 @@ def _add_location(error: Exception, ranks: Ranks, step: int) -> None:
 
     Raises:
         ReportedError: A copy of a reported error, with the location in its message.
-        UnreadableError: Likewise, of a sample that could not be read.
+        UnreadableError: A copy of such an error, with the location in its message.
     """
     where = f"rank {ranks.rank}, update {step + 1}"
     timeouts.raise_if_peer_failed(error, ranks, where)

@@ -1,7 +1,7 @@
-"""What a rank does right now: a record in memory that the rank shares with its agent.
+"""Memory-mapped record of a rank's current activity, for its agent.
 
-The rank writes it several times per update, so a write must cost no system call. Standard library
-only, because agent and trainer use it.
+The rank writes the record several times per update, so a write must cost no system call. The module
+imports only the standard library, because agent and trainer share it.
 """
 
 import mmap
@@ -12,44 +12,45 @@ from enum import IntEnum
 from pathlib import Path
 
 SUFFIX = ".activity"
-"""Suffix of the record's file in the directory of heartbeats. The name is the local rank."""
+"""Suffix of a record's file in the heartbeat directory. The stem of its name is the local rank."""
 QUESTION_SUFFIX = ".inspect"
-"""Suffix of the datagram socket on which a rank waits for the agent's question what it does."""
+"""Suffix of a rank's datagram socket. The agent sends a datagram to it to ask what the rank
+does."""
 ANSWER_SUFFIX = ".inspection"
-"""Suffix of the file with its answer."""
+"""Suffix of the file into which the rank writes its answer to the agent."""
 
 _RECORD = struct.Struct("@ddd")
-"""Step, activity and time. The rank writes each of them by one store of eight bytes, so a reader
-sees old or new values, but never half of one."""
+"""Format of a record: step, activity and time. The rank writes each value with one 8-byte store, so
+a reader never sees half of a value."""
 _LARGEST_STEP = 2**53
 
 
 class Activity(IntEnum):
-    """Part of a run in which a rank is."""
+    """Part of a run that a rank executes."""
 
     STARTING = 0
-    """The rank joins the others, builds, resumes and makes its first update."""
+    """The rank joins the other ranks, builds the model, resumes and does its first update."""
     DATA = 1
-    """It waits for a batch."""
+    """The rank waits for a batch."""
     FORWARD = 2
     BACKWARD = 3
     OPTIMIZER = 4
-    """It applies the gradients."""
+    """The rank applies the gradients."""
     EXCHANGE = 5
-    """It decides together with the other ranks whether to stop, save or report."""
+    """The ranks decide together whether to stop, save or report."""
     EVALUATION = 6
     CHECKPOINT = 7
     ENDING = 8
-    """It waits for the other ranks at the end of the attempt."""
+    """The rank waits for the other ranks at the end of the attempt."""
     HOOK = 9
-    """It is in the task's `after_update`."""
+    """The rank runs the task's `after_update`."""
     REPLICAS = 10
-    """It compares its weights with those of the other ranks."""
+    """The rank compares its weights with those of the other ranks."""
 
 
 @dataclass(frozen=True, slots=True)
 class ActivityRecord:
-    """Newest record of a rank."""
+    """The newest activity record of a rank."""
 
     step: int
     """Updates done, over all attempts."""
@@ -59,10 +60,10 @@ class ActivityRecord:
 
 
 class ActivityWriter:
-    """Writer of one rank's record. Only the training thread writes it."""
+    """Writer of one rank's record. Only the training thread may call it."""
 
     def __init__(self, path: Path) -> None:
-        """Create the record.
+        """Create the record's file and map it into memory.
 
         Raises:
             OSError: The file cannot be created.
@@ -88,7 +89,7 @@ class ActivityWriter:
 
 
 def read_activities(directory: Path) -> dict[int, ActivityRecord]:
-    """Return the newest record of each local rank. Leave out unreadable ones."""
+    """Return the newest record of each local rank. Skip records that cannot be read or parsed."""
     found = {}
     for path in directory.glob(f"*{SUFFIX}"):
         record = _read(path)
@@ -105,10 +106,10 @@ def _read(path: Path) -> ActivityRecord | None:
 
 
 def _parse(record: bytes) -> ActivityRecord:
-    """Return a record.
+    """Parse the bytes of a record.
 
     Raises:
-        ValueError: The record is not one that a rank writes.
+        ValueError: A value is out of range.
     """
     step, activity, since = _RECORD.unpack(record)
     if not 0.0 <= step <= _LARGEST_STEP or not 0.0 <= since <= time.monotonic():

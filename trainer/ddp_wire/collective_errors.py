@@ -1,8 +1,8 @@
-"""Texts by which gloo, NCCL and torch's c10d mark their errors. Agent and trainer use them.
+"""Patterns that recognise errors of gloo, NCCL and torch's c10d, for agent and trainer.
 
-The libraries choose the rest of the text and may change it. A mark names the library. It shows that
-a call that waits for other ranks has failed, no matter which code made the call: DDP calls from
-autograd.
+A pattern matches only the part of the text that names the library, because the rest differs between
+versions. Such an error shows that a collective has failed, no matter which code called it: DDP
+calls collectives from autograd.
 """
 
 import re
@@ -12,9 +12,10 @@ _GLOO = r"\S*\bgloo/\S+\.(?:cc|h):\d+\]"
 _NCCL = r"\bNCCL error\b|\bnccl[A-Z]\w*Error\b|\bProcessGroup(?:NCCL|Gloo)\b"
 
 MARK = re.compile(rf"{_GLOO}|{_NCCL}")
-"""Mark of such a library in the first line of an error."""
+"""Name of one of these libraries, as it appears in the first line of an error."""
 
 RAISED = re.compile(
     rf"^(?:torch\.distributed\.Dist\w*Error: |RuntimeError: .*(?:{MARK.pattern}))", re.MULTILINE
 )
-"""Line of a traceback with such an error. Only c10d raises torch's types for them."""
+"""Line of a traceback that reports such an error. Only c10d raises
+`torch.distributed.Dist…Error`."""

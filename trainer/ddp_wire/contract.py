@@ -1,8 +1,8 @@
 """Wire contract between operator, agent and trainer: all names that at least two of them use.
 
-These are labels, annotations, paths and ports; `messages` has the documents. Both import only the
-standard library and pydantic, so that the operator can import them without torch and the trainer
-without kopf. No other module defines any of these names again.
+These are labels, annotations, paths and ports. The module `messages` defines the documents. Both
+modules import only the standard library and pydantic, so that the operator can import them without
+torch and the trainer without kopf. No other module may define these names.
 """
 
 from ddp_wire.exit_codes import ExitCode as ExitCode  # noqa: PLC0414 (part of the contract)
@@ -20,7 +20,7 @@ LABEL_INIT_STEP = f"{GROUP}/init-step"
 LABEL_RACK = f"{GROUP}/rack"
 """On a pod: the rack of its Kubernetes node. The administrator sets it; it may be absent."""
 LABEL_ZONE = "topology.kubernetes.io/zone"
-"""On a pod: the zone. Kubernetes 1.35 and later copies it from the node (KEP-4742)."""
+"""On a pod: the zone. Kubernetes 1.35 and later copy it from the Kubernetes node (KEP-4742)."""
 LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
 MANAGED_BY = "ddp-trainer"
 
@@ -31,7 +31,7 @@ ATTEMPT_STOP = "stop"
 ANNOTATION_FIRST_ATTEMPT = f"{GROUP}/first-attempt"
 """On a pod: the number of the attempt for which the operator created it."""
 ANNOTATION_SPEC_HASH = f"{GROUP}/spec-hash"
-"""On a pod: hash of the part of the spec from which the operator created it."""
+"""On a pod: hash of the part of the spec from which the operator created the pod."""
 ANNOTATION_GANG_GROUP = f"{GROUP}/gang-group"
 """On a pod of a job with a gang: the name of its group object."""
 
@@ -52,8 +52,8 @@ TERMINATION_MESSAGE_BYTES = 4096
 AGENT_PORT = 8470
 """Port of the agent's HTTP endpoints /healthz, /readyz, /metrics, /status and /attempt."""
 BARRIER_PORT = 8471
-"""Port of node 0's agent. The other nodes' agents connect before each attempt starts, and when
-their new status stays unread."""
+"""Port of node 0's agent for other agents. They connect at the start barrier of each attempt, and
+to send a notice when the operator has not read their new status."""
 LONGEST_WAIT_SECONDS = 30.0
 """Maximum time, in seconds, that the agent holds a long poll of `/status` open."""
 RENDEZVOUS_PORT_BASE = 29400

@@ -12,14 +12,14 @@ class ExitCode(IntEnum):
     OK = 0
     """Success: the run, or the command, is complete."""
     FAILED = 1
-    """Any other failure. A retry may succeed: the attempt counts as failed."""
+    """Any other failure. The attempt counts as failed, and a retry may succeed."""
     BAD_INPUT = 2
     """Invalid input: the run cannot succeed with this spec. Never retried."""
     VOLUME_FAILED = 74
     """The volume cannot be read or written. An infrastructure failure: the operator retries it. The
     number is EX_IOERR of `sysexits.h`."""
     PREEMPTED = 85
-    """Stopped on request after saving a checkpoint. Uses no budget."""
+    """The rank stopped on request after it saved a checkpoint. The next attempt uses no budget."""
     CORRUPTED = 86
     """This rank's weights differ from those of most ranks: silent corruption. An infrastructure
     failure: the next attempt resumes from the newest checkpoint, and the Kubernetes node gets a

@@ -1,7 +1,7 @@
-"""References to variables, as Kubernetes expands them in the values and arguments of a container.
+"""Expansion of `$(NAME)` in environment values and arguments, as the kubelet does it.
 
-`$(NAME)` is the value of a variable, and `$$` is one `$`. A reference to an unknown variable stays
-as it is, and so does every other `$`.
+`$(NAME)` stands for the value of a variable, and `$$` for one `$`. A reference to an unknown
+variable stays as it is, and so does every other `$`.
 """
 
 import re
@@ -11,7 +11,7 @@ _REFERENCE = re.compile(r"\$(?:(\$)|\(([^)]*)\))")
 
 
 def expand(text: str, variables: Mapping[str, str]) -> str:
-    """Return a text with its references replaced, as the kubelet does it."""
+    """Return a text with its references replaced by the values of the variables."""
 
     def value(found: re.Match[str]) -> str:
         return "$" if found[1] else variables.get(found[2], found[0])
@@ -20,5 +20,5 @@ def expand(text: str, variables: Mapping[str, str]) -> str:
 
 
 def escape(text: str) -> str:
-    """Return the text that `expand` turns into the given one, for any values of the variables."""
+    """Return a text with each `$` doubled, from which `expand` restores the original text."""
     return text.replace("$", "$$")

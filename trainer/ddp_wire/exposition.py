@@ -1,6 +1,6 @@
-"""Build metrics at the time of a scrape, from declarations and present values.
+"""Build the metrics of each scrape from their declarations and the current values.
 
-A series therefore ends with the job or rank that it describes.
+No series is kept between scrapes, so a series ends with the job or rank that it describes.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,13 +13,13 @@ from ddp_wire.families import Family, Kind
 
 
 class Samples:
-    """Present values of some metrics."""
+    """Current values of several metrics."""
 
     def __init__(self, families: Iterable[Family]) -> None:
         self._metrics = {family: _metric(family) for family in families}
 
     def add(self, family: Family, value: float | None, *labels: str | int) -> None:
-        """Add one series of a counter or a gauge. Without a value there is none."""
+        """Add one series of a counter or a gauge. Do nothing if the value is None."""
         if value is None:
             return
         self._metrics[family].add_sample(family.name, _labels(family, labels), value)
@@ -30,10 +30,10 @@ class Samples:
         """Add one histogram.
 
         Args:
-            family: Its declaration.
-            counts: Observations by bucket, the last of which has no upper bound.
+            family: Declaration of the histogram.
+            counts: Number of observations in each bucket. The last bucket has no upper bound.
             total: Sum of the observations.
-            labels: Values of its labels.
+            labels: Label values, in the order of the declaration.
         """
         metric, own = self._metrics[family], _labels(family, labels)
         bounds = [*(str(bound) for bound in family.buckets), "+Inf"]
@@ -49,7 +49,7 @@ class Samples:
 
 
 def render(collector: Collector) -> bytes:
-    """Return the text format of the metrics of one collector."""
+    """Return the metrics of one collector in Prometheus's text format."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(collector)
     return generate_latest(registry)

@@ -1,4 +1,4 @@
-"""Metrics that operator and agent export: one declaration each, from which docs are generated."""
+"""Type of the declarations from which metrics and their reference documentation are generated."""
 
 from enum import StrEnum
 from typing import NamedTuple
@@ -33,5 +33,5 @@ UPDATE_SECONDS_BUCKETS = (
 """Upper bounds of the buckets in which ranks count their updates, in seconds."""
 
 WORKER_PREFIXES = ("ddp_agent", "ddp_gpu", "ddp_train")
-"""Beginnings of the names of all metrics that worker pods export. Prometheus keeps no other name
-from them, because a tenant decides what its pod serves."""
+"""Prefixes of all metrics that worker pods export. Prometheus drops other metrics of worker pods,
+because a tenant decides what its pods serve."""

@@ -1,9 +1,9 @@
 """Files in a directory that other pods may write to, such as a run's directory on a shared claim.
 
-Another pod can plant a link there that leads to files of this pod's private volumes, or a pipe on
-which a reader waits forever. So these functions follow no link below the trusted directory, and
-open regular files only. They hold each folder open while they use it, so that no other pod can
-replace it by a link during that time.
+Another pod can plant a symbolic link there that leads to files of this pod's private volumes, or a
+named pipe on which a reader waits forever. Therefore these functions follow no link below the
+trusted directory, and open regular files only. They keep each folder open while they use it, so
+that another pod that replaces the folder by a link has no effect.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ _NO_LINK = os.O_NOFOLLOW
 
 
 class PlantedFileError(OSError):
-    """Refusal of a link, pipe or device where a regular file or a folder must be."""
+    """A link, pipe or device is where a regular file or a folder must be."""
 
     def __init__(self, path: Path, wanted: str) -> None:
         """Create the error.
@@ -35,9 +35,9 @@ class PlantedFileError(OSError):
 
 
 def trusted_directory(directory: Path) -> Path:
-    """Return the claim's mount if a run's directory is in it, else the directory itself.
+    """Return the claim's mount path if a run's directory is below it, else the directory itself.
 
-    The user who started the process chose the links above it.
+    Links above the trusted directory are safe, because the user who started the process chose them.
     """
     mount = Path(CHECKPOINT_MOUNT)
     return mount if directory.is_relative_to(mount) else directory
@@ -45,7 +45,7 @@ def trusted_directory(directory: Path) -> Path:
 
 @contextlib.contextmanager
 def open_folder(path: Path, directory: Path) -> Iterator[int]:
-    """Hold a folder open. Create it and its parents if they are missing.
+    """Open a folder until the `with` block ends. Create missing folders of its path.
 
     Args:
         path: The folder.
@@ -75,9 +75,9 @@ def open_folder(path: Path, directory: Path) -> Iterator[int]:
 
 @contextlib.contextmanager
 def held_path(path: Path, directory: Path) -> Iterator[Path]:
-    """Hold a folder open as `open_folder` does. Yield a path that leads to it even when it moves.
+    """Open a folder as `open_folder` does. Yield a path that stays valid if the folder moves.
 
-    Errors name the real path. Without /proc, the result is the path itself.
+    Errors name the original path. On a system without /proc, yield the original path.
     """
     with open_folder(path, directory) as descriptor:
         held = Path(f"/proc/self/fd/{descriptor}")
@@ -97,10 +97,10 @@ def open_file(path: Path, directory: Path, flags: int) -> int:
     Args:
         path: The file.
         directory: The run's directory.
-        flags: Flags of `os.open`.
+        flags: Flags for `os.open`.
 
     Raises:
-        PlantedFileError: If it is a link, or not a regular file, or a folder of its path is a link.
+        PlantedFileError: If the path is no regular file, or one of its folders is a link.
         OSError: If the volume fails.
     """
     with open_folder(path.parent, directory) as folder:
@@ -141,7 +141,7 @@ def replace_file(path: Path, text: str, *, sync: bool = False) -> None:
     Args:
         path: The file, directly in the run's directory.
         text: The new content.
-        sync: Whether to flush it to the volume before it gets its name.
+        sync: Whether to flush the content to the volume before the rename.
 
     Raises:
         OSError: If the volume fails. Then the old file stays.
@@ -163,15 +163,16 @@ def replace_file(path: Path, text: str, *, sync: bool = False) -> None:
 
 
 def remove(path: Path, directory: Path) -> None:
-    """Remove a folder with its content, or a file. Of a link, remove the link only.
+    """Remove a file, or a folder with its content. If the path is a link, remove only the link.
 
     Args:
         path: The folder or file. It may be missing.
         directory: The run's directory.
 
     Raises:
-        PlantedFileError: If a folder of its path is a link.
-        OSError: If the volume fails. Of a folder, a part may stay then, without an error.
+        PlantedFileError: If a folder of the path is a link.
+        OSError: If the volume fails. Files within a removed folder that cannot be deleted stay,
+            without an error.
     """
     with open_folder(path.parent, directory) as folder, contextlib.suppress(FileNotFoundError):
         if stat.S_ISDIR(os.stat(path.name, dir_fd=folder, follow_symlinks=False).st_mode):
@@ -182,7 +183,7 @@ def remove(path: Path, directory: Path) -> None:
 
 
 def _open_inner(path: Path, parent: int) -> int:
-    """Open a folder of an open folder. Create it if it is missing."""
+    """Open a subfolder of an open folder. Create the subfolder if it is missing."""
     if path.name == "..":
         raise PlantedFileError(path, "folder")
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | _NO_LINK
@@ -200,7 +201,7 @@ def _open_inner(path: Path, parent: int) -> int:
 
 
 def _open_regular(path: Path, flags: int, folder: int | None) -> int:
-    """Open a file of an open folder. Never wait for the other end of a pipe."""
+    """Open a regular file, within an open folder if one is given. Never block on a pipe."""
     safe = flags | _NO_LINK | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         file = os.open(path if folder is None else path.name, safe, 0o666, dir_fd=folder)

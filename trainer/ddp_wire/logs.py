@@ -1,4 +1,4 @@
-"""Log lines for machines, as operator and agents write them."""
+"""Format of JSON log lines of operator and agents."""
 
 import json
 import logging
@@ -10,7 +10,7 @@ from typing import Any
 class JsonFormatter(logging.Formatter):
     """Formatter of one JSON object per line.
 
-    A record may carry fields of its own: `extra={"fields": {"rank": 3}}`.
+    A log call can add fields to its line: `extra={"fields": {"rank": 3}}`.
     """
 
     def __init__(self, context: Callable[[], Mapping[str, str | int]]) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 _CGROUP = Path("/sys/fs/cgroup")
 _NO_LIMIT = 1 << 60
-"""Bytes from which a limit of cgroup v1 stands for none."""
+"""Smallest cgroup v1 memory limit, in bytes, that stands for no limit."""
 _OOM_SCORE_INCREASE = 300
 """Increase of a rank's oom_score_adj, in thousandths of the memory limit."""
 
@@ -41,7 +41,8 @@ def throttled_seconds(cgroup: Path = _CGROUP) -> float:
 def run_queue_seconds(file: str = "/proc/thread-self/schedstat") -> float:
     """Return the seconds for which this thread was ready to run and waited for a core.
 
-    It is 0 where the kernel does not count them. A call takes about 10 µs, because loops call it.
+    Return 0 where the kernel does not count this time. A call takes about 10 µs, because loops call
+    it.
     """
     try:
         descriptor = os.open(file, os.O_RDONLY)
@@ -74,9 +75,10 @@ def memory_limit(cgroup: Path = _CGROUP) -> tuple[int, Path] | None:
 
 
 def memory_bytes(cgroup: Path = _CGROUP) -> int | None:
-    """Return the memory of this container without page cache that the kernel can drop.
+    """Return the memory in use by this container, in bytes, without inactive page cache.
 
-    This is the working set, by which the kubelet judges a pod too. None if it cannot be read.
+    The kubelet evicts pods by the same figure, the working set. Return None if the cgroup files
+    cannot be read.
     """
     for file, statistics, key in (
         (cgroup / "memory.current", cgroup / "memory.stat", "inactive_file"),
@@ -95,7 +97,7 @@ def memory_bytes(cgroup: Path = _CGROUP) -> int | None:
 
 
 def prefer_for_oom_kill(process: Path = Path("/proc/self")) -> None:
-    """Make the kernel kill this process before the container's others when memory runs out.
+    """Make the kernel kill this process before the container's others if memory runs out.
 
     By default the kernel kills the largest process. That is often the standby, because its own
     imports count towards its size, and without a standby the next attempt starts cold. A process

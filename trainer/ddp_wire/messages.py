@@ -1,9 +1,9 @@
 """Documents that operator, agent and trainer exchange, as JSON with camelCase names.
 
-A rank writes its heartbeat into a file. Its agent reads the heartbeats of its node and answers the
-operator with its status; the operator sends the order of an attempt. A field that is unknown is
-ignored and one that is missing has a default, so that neighbouring releases understand each other.
-Agents are not trusted: numbers and texts are bounded when they are read.
+A rank writes its heartbeat into a file. The agent reads the heartbeats of its node and serves its
+own status to the operator. The operator sends attempt orders to the agents. A reader ignores
+unknown fields and gives missing fields a default, so that neighbouring releases understand each
+other. The operator does not trust agents: the models limit all numbers and texts.
 """
 
 from enum import StrEnum
@@ -37,9 +37,9 @@ class Straggler(WireModel):
 
     rank: Number
     ratio: Annotated[float, Field(ge=1, le=1e6, allow_inf_nan=False)]
-    """Time for its data and forward pass, as a multiple of the time of the median rank."""
+    """Time of the rank's data wait and forward pass, as a multiple of the median rank's time."""
     part: Annotated[PlainText, Field(max_length=32)]
-    """Part in which it loses most of the time: `data` or `forward pass`."""
+    """Part of an update in which the rank loses most time: `data` or `forward pass`."""
 
 
 class Progress(WireModel):
@@ -49,7 +49,7 @@ class Progress(WireModel):
     """Completed updates since the start of the run, over all attempts."""
     total_steps: Number | None = None
     epoch: Number | None = None
-    """Current pass over the data, from 1. 0 before the first update."""
+    """Number of the current pass over the data, from 1. It is 0 before the first update."""
     loss: float | None = None
     """Mean training loss per counted unit (sample or token) since the last report."""
     loss_parts: dict[Text, float] | None = None
@@ -61,11 +61,11 @@ class Progress(WireModel):
     """Results of the newest evaluation, by metric name."""
     learning_rate: float | None = None
     grad_norm: float | None = None
-    """Norm of the newest gradient, if it is measured."""
+    """Norm of the newest gradient. None if the trainer does not measure it."""
     allreduce_seconds: float | None = None
     """Seconds of the all-reduce of the gradients in the newest update that DDP measured."""
     allreduce_overlap_seconds: float | None = None
-    """Part of these seconds in which the backward pass computed."""
+    """Part of `allreduce_seconds` in which the backward pass still computed."""
     straggler: Straggler | None = None
 
 
@@ -78,16 +78,17 @@ class CheckpointInfo(WireModel):
 
 
 class RankTimes(WireModel):
-    """Where the time of a rank went since the start of its attempt."""
+    """Seconds that a rank has spent on each kind of work since the start of its attempt."""
 
     updates: Annotated[list[Number], Field(max_length=len(UPDATE_SECONDS_BUCKETS) + 1)] = Field(
         default_factory=list
     )
-    """Updates by their duration: one count per bucket of `UPDATE_SECONDS_BUCKETS`, and the rest."""
+    """Number of updates in each bucket of `UPDATE_SECONDS_BUCKETS`, then the number of longer
+    ones."""
     update_seconds: float = 0.0
-    """Seconds of these updates, without evaluations and checkpoints."""
+    """Seconds of all updates, without evaluations and checkpoints."""
     data_wait_seconds: float = 0.0
-    """Seconds without a batch to train on. They are part of the updates."""
+    """Seconds in which the rank waited for a batch. `update_seconds` includes them."""
     checkpoint_seconds: float = 0.0
     evaluation_seconds: float = 0.0
     cpu_seconds: float = 0.0
@@ -95,14 +96,14 @@ class RankTimes(WireModel):
     phase_seconds: Annotated[dict[Text, float], Field(max_length=8)] = Field(default_factory=dict)
     """Seconds of each phase of the newest measured update."""
     memory_bytes: Number | None = None
-    """Memory of the GPU that the rank's tensors use. None without a GPU."""
+    """GPU memory that the rank's tensors use, in bytes. None without a GPU."""
 
 
 class TrainingTimes(WireModel):
-    """Where the time of global rank 0 went since the first update of its attempt.
+    """Seconds that global rank 0 has spent on each kind of work since its attempt's first update.
 
-    The sum is the time from the end of the first update to the end of the newest one, or to the
-    end of a later evaluation or checkpoint.
+    The sum of these times is the time from the end of the first update to the end of the newest
+    one, or to the end of a later evaluation or checkpoint.
     """
 
     step: Number | None = None
@@ -111,7 +112,7 @@ class TrainingTimes(WireModel):
     training_seconds: Seconds = 0.0
     """Seconds of updates and evaluations, without the waits for data."""
     data_wait_seconds: Seconds = 0.0
-    """Seconds of the updates without a batch to train on."""
+    """Seconds in which the rank waited for a batch."""
     checkpoint_seconds: Seconds = 0.0
 
 
@@ -135,23 +136,23 @@ class Heartbeat(WireModel):
     activity: Annotated[PlainText, Field(max_length=32)] | None = None
     """Part of the run in which the rank is, for example `checkpoint`. The agent adds it."""
     idle_seconds: Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)] | None = None
-    """Seconds since its last progress when the agent read it. The agent adds it."""
+    """Seconds since the rank's last progress, when the agent read its record. The agent adds it."""
     result: Number | None = None
     """Exit code that a rank in phase Done is about to have, after all ranks have saved their work.
     An older trainer does not report it."""
     progress: Progress | None = None
-    """Set by global rank 0 only."""
+    """Progress of the run. Only global rank 0 reports it."""
     checkpoint: CheckpointInfo | None = None
-    """Set by global rank 0 only."""
+    """Newest checkpoint of the run. Only global rank 0 reports it."""
     training_times: TrainingTimes | None = None
-    """Set by global rank 0 only, from the first update of the attempt."""
+    """Times of the run since the attempt's first update. Only global rank 0 reports them."""
 
 
 class LocalHeartbeat(Heartbeat):
-    """Heartbeat as a rank writes it for its agent. An agent's status has only the fields above."""
+    """Heartbeat as a rank writes it for its agent. Agents do not pass on the fields below."""
 
     times: RankTimes | None = None
-    """For the agent's metrics."""
+    """Times for the agent's metrics."""
 
 
 INSPECTED_COLLECTIVES = 16
@@ -159,25 +160,25 @@ INSPECTED_COLLECTIVES = 16
 
 
 class RankInspection(WireModel):
-    """What a rank that makes no progress does: the answer of a thread of its process."""
+    """State of a rank that makes no progress, as a thread of its process answers the agent."""
 
     waits: bool
-    """Whether its training thread waits in a collective, by its stack."""
+    """Whether the stack shows the training thread waiting in a collective."""
     compiles: bool = False
-    """Whether it compiles code of the model, by its stack."""
+    """Whether the stack shows the training thread compiling the model."""
     stack: Annotated[PlainLines, Field(max_length=4096)] = ""
     """Stack of the training thread, innermost call last."""
     number: Number | None = None
-    """Number of the newest collective of the default process group that the rank has begun, by
-    torch's record. All ranks count equally. None without a record."""
+    """Number of the newest collective of the default process group that the rank has begun, from
+    torch's flight recorder. All ranks number their collectives equally. None without a record."""
     collectives: Annotated[
         list[Annotated[PlainText, Field(max_length=128)]], Field(max_length=INSPECTED_COLLECTIVES)
     ] = Field(default_factory=list)
-    """Names and sizes of the newest collectives. The last one has that number."""
+    """Names and sizes of the newest collectives. The last one is the one that `number` counts."""
 
 
 class HungRank(WireModel):
-    """A rank in an attempt that makes no progress."""
+    """State of a rank while at least one rank of its node makes no progress."""
 
     rank: Number
     step: Number
@@ -185,24 +186,25 @@ class HungRank(WireModel):
     activity: Annotated[PlainText, Field(max_length=32)]
     """Part of the run in which the rank is, for example `backward`."""
     seconds: Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
-    """Seconds since its last progress."""
+    """Seconds since the rank's last progress."""
     overdue: bool = True
-    """Whether it exceeds the limit that ends an attempt. Otherwise it is only a suspect."""
+    """Whether the rank exceeds the limit that ends an attempt. Otherwise it is only a suspect."""
     blocked: Annotated[PlainText, Field(max_length=256)] = ""
-    """Why the kernel does not run the process or a child of it. Empty if it could run."""
+    """Reason why the kernel does not run the rank's process or one of its descendants. Empty if the
+    kernel runs them all."""
     inspection: RankInspection | None = None
-    """None if the process did not answer."""
+    """Answer of the rank's process to the agent. None if the process did not answer."""
 
 
 class ExitProblem(WireModel):
     """A rank that has done its work, and then did not exit, or crashed while it exited."""
 
     rank: Number | None = None
-    """None for the launcher of the ranks."""
+    """Global rank of the process. None for the launcher of the ranks."""
     message: Annotated[PlainText, Field(max_length=512)]
-    """Predicate of a sentence about the rank."""
+    """A sentence about the rank without its subject, for example `did not exit`."""
     stack: Annotated[PlainLines, Field(max_length=4096)] = ""
-    """Stacks of its threads, innermost call first, or the end of a traceback."""
+    """Stacks of the rank's threads, innermost call first, or the end of a traceback."""
 
 
 EXIT_PROBLEMS = 8
@@ -228,7 +230,7 @@ class Failure(WireModel):
     secondary: bool = False
     """Whether the rank failed only because it lost a peer. Never the root cause."""
     network: bool | None = None
-    """Whether no rank started here, because the network kept this node from node 0."""
+    """Whether no rank started on this node, because it could not reach node 0 over the network."""
     replaced_node: Number | None = None
     """Node whose pod was replaced after the start. Only node 0's agent sees it."""
 
@@ -237,7 +239,7 @@ class AgentPhase(StrEnum):
     """Phase of an agent within the attempt that it reports."""
 
     WAITING = "Waiting"
-    """The agent waits for an attempt order, or until the agents of all nodes wait."""
+    """The agent waits for an attempt order, or at the start barrier for the other agents."""
     STARTING = "Starting"
     """torchrun runs, but not all local ranks train yet."""
     TRAINING = "Training"
@@ -287,7 +289,7 @@ class AttemptOrder(WireModel):
 
     @classmethod
     def of(cls, job_uid: str, order: Order) -> "AttemptOrder":
-        """Return the request to the agents of a job."""
+        """Return the request that carries an order to the agents of a job."""
         members = None if order.members is None else node_ranges.to_text(order.members)
         return cls(job_uid=job_uid, attempt=order.attempt, members=members, save=order.save or None)
 
@@ -312,7 +314,8 @@ class AgentStatus(WireModel):
     job_uid: Text = ""
     """UID of the agent's job: the address may belong to a pod of another job by now."""
     revision: Number = 0
-    """Number of published changes. `/status?revision=N&wait=S` waits up to S s for one not N."""
+    """Number of published changes. `/status?revision=N&wait=S` waits up to S seconds until the
+    revision is not N."""
     unread_notices: Number | None = Field(default=None, alias="news")  # Older releases read "news".
     """Number of notices of an unread status that other nodes' agents have sent to node 0's agent.
     Only node 0's agent counts them. An older one does not, and its value is None."""
@@ -326,7 +329,7 @@ class AgentStatus(WireModel):
     needs none. An older agent does not report it."""
     phase: AgentPhase
     since: UnixSeconds
-    """Unix seconds of the start of this phase."""
+    """Unix seconds at which this phase started."""
     command: list[PlainText] = Field(default_factory=list)
     """torchrun command line of this attempt."""
     timeline: Timeline | None = None
@@ -335,11 +338,11 @@ class AgentStatus(WireModel):
     checkpoint: CheckpointInfo | None = None
     failure: Failure | None = None
     exit_problems: Annotated[list[ExitProblem], Field(max_length=EXIT_PROBLEMS)] | None = None
-    """Ranks of this node whose work is done, but that did not exit as they should."""
+    """Ranks of this node that finished their work, but did not exit cleanly."""
     hang: Annotated[list[HungRank], Field(max_length=1024)] | None = None
     """All ranks of this node while at least one of them makes no progress. None otherwise."""
     kept_step: Number | None = None
     """Update after which this node has kept the state of the run in memory at the end of the
     attempt. None if it has not, and from an older agent."""
     waits_for: Annotated[str, Field(max_length=512)] | None = None
-    """What has kept this node from the start of its attempt for 15 s. None otherwise."""
+    """Reason why this node has not started its attempt for at least 15 s. None otherwise."""

@@ -1,4 +1,4 @@
-"""Compact text for a set of node numbers, as `0-2,7`."""
+"""Compact text for a set of node numbers, for example `0-2,7`."""
 
 from collections.abc import Iterable
 
@@ -19,10 +19,10 @@ def to_text(nodes: Iterable[int]) -> str:
 
 
 def from_text(text: str | None) -> frozenset[int]:
-    """Return the node numbers of `to_text`.
+    """Return the node numbers that a text of `to_text` lists.
 
     Raises:
-        ValueError: The text is not of this form, or names a node that no job has.
+        ValueError: The text has another form, or a node number has too many digits.
     """
     found: set[int] = set()
     for part in (text or "").split(",") if text else ():

@@ -8,7 +8,7 @@ the value of the pod's attempt annotation and as a signed request to the agent:
   which agents of earlier releases understand.
 - `4:0-2,5` is attempt 4 of the nodes 0, 1, 2 and 5. The first of them hosts the rendezvous.
 - `4:0-2,5:save` is the same order to ranks that can still train: they save at the next step
-  boundary before they stop. Other orders leave them no time for that.
+  boundary before they stop. Without `save`, they stop without a checkpoint.
 
 An agent that is no member of the newest attempt waits with a warm standby.
 """
@@ -30,7 +30,7 @@ class Order:
     members: frozenset[int] | None = None
     """Nodes that train, at least one. None for all nodes for which the pods were created."""
     save: bool = False
-    """Whether the ranks of the attempt before save at the next step boundary before they stop."""
+    """Whether the ranks of the previous attempt save a checkpoint before they stop."""
 
     def to_text(self) -> str:
         """Return the value of the attempt annotation."""
@@ -43,7 +43,7 @@ class Order:
 def order_from_text(text: str) -> Order | None:
     """Return the order in an attempt annotation, or None if the text is no order.
 
-    The kubelet may be replacing the file from which the text was read.
+    The text can be incomplete, because the kubelet may be replacing the file.
     """
     number, colon, rest = text.partition(":")
     if not (number.isascii() and number.isdigit() and len(number) <= _MOST_DIGITS):

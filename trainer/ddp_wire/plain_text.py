@@ -1,4 +1,4 @@
-"""Text of other processes without characters that change how a terminal or a log shows it."""
+"""Remove characters that change how a terminal or a log shows the text of other processes."""
 
 import json
 import re
@@ -23,12 +23,12 @@ def plain_text(text: str) -> str:
 
 
 def plain_lines(text: str) -> str:
-    """Return a text of several lines, without control characters but tabs and line feeds."""
+    """Return a text without control characters, except tabs and line feeds."""
     return _CONTROL.sub("", text)
 
 
 def escaped(text: str) -> str:
-    """Return a text on one line, with control characters as in JSON strings."""
+    """Return a text on one line, with control characters escaped as in JSON strings."""
     return _NOT_ONE_LINE.sub(lambda found: json.dumps(found.group())[1:-1], text)
 
 
@@ -38,6 +38,7 @@ def is_plain(text: str) -> bool:
 
 
 PlainText = Annotated[str, AfterValidator(plain_text)]
-"""One line that an untrusted process chose. Control characters are removed."""
+"""One line of text from an untrusted process, without control characters."""
 PlainLines = Annotated[str, AfterValidator(plain_lines)]
-"""Lines that an untrusted process chose. Control characters but tabs and line feeds are removed."""
+"""Lines of text from an untrusted process, without control characters except tabs and line
+feeds."""

@@ -1,4 +1,4 @@
-"""Descendants and limits of a process. Standard library only, because `ddpjob run` uses it too."""
+"""Descendants and limits of a process. Imports only the standard library, for `ddpjob run`."""
 
 import contextlib
 import ctypes
@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 MOST_FILES = 1 << 20
-"""Highest limit of open files that is set: some programs visit each possible descriptor."""
+"""Highest open-file limit that a process sets: some programs visit each possible descriptor."""
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
@@ -26,7 +26,7 @@ def end_with_parent(parent: int) -> None:
     """Let the kernel kill this process when the thread that forked it ends. Linux only.
 
     Args:
-        parent: Process id of the parent, which may have ended already.
+        parent: Process id of the parent. If it has ended already, this process exits.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -59,7 +59,7 @@ def describe_open_files() -> str:
 
 
 def is_readable(descriptor: int, seconds: float) -> bool:
-    """Wait for input. select(2) would fail for descriptors from 1024."""
+    """Return whether input arrives within `seconds`. select(2) fails for descriptors above 1023."""
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
     return bool(poll.poll(1e3 * seconds))

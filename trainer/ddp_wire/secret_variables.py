@@ -1,8 +1,9 @@
 """Take secrets out of the environment of this process, and out of its memory.
 
 Linux shows the first environment of a process in `/proc/PID/environ` for as long as the process
-runs, even if it unsets variables later. A crash reporter or tracker may upload that file. Standard
-library only, because the agent calls this before it imports anything else.
+runs, even if it unsets variables later. A crash reporter or tracker may upload that file. This
+module imports only the standard library, because the agent calls it before it imports anything
+else.
 """
 
 import ctypes
@@ -13,13 +14,13 @@ from collections.abc import Iterable
 from ddp_wire.variables import Env
 
 AGENT_SECRETS = (Env.AGENT_SECRET, Env.JOB_SECRET)
-"""Variables of a worker container that no program of the user needs."""
+"""Secret variables of a worker container, which the user's program does not need."""
 
 
 def take(names: Iterable[str]) -> dict[str, str]:
-    """Return the variables that are set, and remove them: overwrite their bytes, then unset them.
+    """Return the named variables that are set. Overwrite their bytes and unset them.
 
-    Call it before another thread reads the environment.
+    Call this before another thread reads the environment.
     """
     found = {}
     for name in names:
@@ -31,7 +32,7 @@ def take(names: Iterable[str]) -> dict[str, str]:
 
 
 def _overwrite(name: str) -> None:
-    """Overwrite the value of a variable with zeros where the kernel shows it."""
+    """Overwrite the value of a variable with zeros in the memory that /proc/PID/environ shows."""
     if sys.platform == "win32":
         return
     libc = ctypes.CDLL(None)

@@ -1,7 +1,8 @@
 """Signatures of the messages between operator and agent.
 
-Each pod has a random secret in its spec. Both sides sign with it by HMAC-SHA256 (RFC 2104), so only
-a process that can read the pod can send it orders or answer in its name. Nothing is encrypted.
+Each pod has a random secret in its spec. Operator and agent sign with it by HMAC-SHA256 (RFC 2104),
+so only a process that can read the pod's spec can send orders to the agent or answer in its name.
+The messages are not encrypted.
 
 A second secret is the same in all pods of a job. Their agents sign their messages to each other
 with it.
@@ -15,14 +16,14 @@ NONCE_HEADER = "X-DDP-Nonce"
 """Random text of a request, which the signature of its answer includes."""
 SIGNATURE_HEADER = "X-DDP-Signature"
 _LONGEST = 128
-"""Maximum length of a nonce or signature that is worth reading."""
+"""Maximum length of a received signature, in characters."""
 
 _ID_DIGITS = 32
 """Hexadecimal digits of a signature in the id of a rendezvous: 128 bits."""
 
 
 def random_text() -> str:
-    """Return 128 random bits, for a secret or a nonce."""
+    """Return 128 random bits in hexadecimal, for a secret or a nonce."""
     return secrets.token_hex(16)
 
 
@@ -62,7 +63,7 @@ def sign_arrival(secret: str, challenge: str, body: bytes) -> str:
 
 
 def is_genuine(given: str | None, expected: str) -> bool:
-    """Compare a received signature with the expected one, in constant time."""
+    """Return whether a received signature is the expected one. Compare in constant time."""
     if given is None or len(given) > _LONGEST:
         return False
     return hmac.compare_digest(given.encode(errors="replace"), expected.encode())

@@ -1,7 +1,8 @@
-"""Stacks of a rank's threads on request, even while native code holds the interpreter lock.
+"""Read the stacks of a rank's threads, even while native code holds the interpreter lock.
 
-The rank registers a signal handler in C, which runs no Python code. It costs nothing until the
-signal arrives. Standard library only, because agent and trainer use it.
+The rank registers a signal handler in C, which runs no Python code. The handler costs nothing until
+the signal arrives. This module imports only the standard library, because agent and trainer share
+it.
 """
 
 import contextlib
@@ -16,12 +17,12 @@ _CHARACTERS = 4096
 
 
 def answer_stack_requests(directory: str | None, local_rank: str | None) -> None:
-    """Let this process write the stacks of its threads when `request_stacks` asks for them.
+    """Register a handler that writes this process's stacks when `request_stacks` asks for them.
 
     Do nothing without a directory, or on a system without real-time signals.
 
     Args:
-        directory: Directory of the heartbeats.
+        directory: Heartbeat directory.
         local_rank: Number of this rank on its node.
     """
     if not directory or not local_rank or sys.platform != "linux":
@@ -36,7 +37,7 @@ def answer_stack_requests(directory: str | None, local_rank: str | None) -> None
 
 
 def request_stacks(directory: Path, local_rank: int, pid: int) -> None:
-    """Ask a rank for the stacks of its threads, if it answers such requests."""
+    """Ask a rank for the stacks of its threads, if the rank has registered the handler."""
     # Without the handler, the signal would end the process.
     if sys.platform == "linux" and _path(directory, local_rank).exists():
         with contextlib.suppress(ProcessLookupError, PermissionError):

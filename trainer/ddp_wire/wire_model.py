@@ -1,4 +1,4 @@
-"""Base of the documents that processes exchange, and the bounded values in them."""
+"""Base class and bounded value types of the documents that processes exchange."""
 
 from typing import Annotated
 
@@ -11,7 +11,7 @@ from ddp_wire.plain_text import PlainText
 class WireModel(BaseModel):
     """Base of all documents that processes exchange. JSON field names are camelCase.
 
-    Unknown fields are ignored, so that neighbouring releases can read each other's documents.
+    A reader ignores unknown fields, so that neighbouring releases can read each other's documents.
     """
 
     # By default the process keeps the last 16,384 strings that it read, for ever.
@@ -29,9 +29,10 @@ class WireModel(BaseModel):
 
 
 UnixSeconds = Annotated[float, Field(ge=0, le=253_402_300_799, allow_inf_nan=False)]
-"""Time of an agent's clock, up to the year 9999. The operator reads it from untrusted pods."""
+"""Unix time by an agent's clock, in seconds, up to the year 9999. The operator reads it from
+untrusted pods."""
 Seconds = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
-"""Duration that a rank has measured. The operator reads it from untrusted pods."""
+"""Duration that a rank has measured, in seconds. The operator reads it from untrusted pods."""
 Number = Annotated[int, Field(ge=-(2**53), le=2**53)]
 """Whole number that the API server can store."""
 Text = Annotated[PlainText, Field(max_length=4096)]

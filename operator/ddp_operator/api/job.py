@@ -72,7 +72,7 @@ class DDPJob(BaseModel):
     spec: DDPJobSpec
     status: DDPJobStatus
     unread: tuple[str, ...] = ()
-    """Status fields that a newer operator wrote and this one cannot read."""
+    """Status fields that a newer operator wrote and this operator cannot read."""
 
     @property
     def key(self) -> tuple[str, str]:

@@ -172,7 +172,7 @@ def _own_group(kind: str, key: str) -> Rule:
 GANG_RULES: tuple[Rule, ...] = (
     Rule(
         "!has(self.gang) || !has(self.gang.queue) || self.gang.type == 'Volcano'",
-        "spec.gang.queue: may be set only with type Volcano, because the others have no queues",
+        "spec.gang.queue: may be set only with type Volcano, because other types have no queues",
         lambda s: s.gang is None or s.gang.queue is None or s.gang.type is GangType.VOLCANO,
     ),
     _own_group("annotations", "scheduling.k8s.io/group-name"),

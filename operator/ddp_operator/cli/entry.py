@@ -14,7 +14,7 @@ def main() -> None:
     missing = [module for module in _MODULES if find_spec(module) is None]
     if missing:
         names = ", ".join(missing)
-        how = "install the extra [cli] of ddp-trainer, in a clone by pip install '.[cli]'"
+        how = "install the extra [cli] of ddp-trainer (in a clone: pip install '.[cli]')"
         print(f"ddpjob needs {names}: {how}", file=sys.stderr)
         sys.exit(ExitCode.BAD_INPUT)
     from ddp_operator.cli import main as command  # noqa: PLC0415 - it imports these packages

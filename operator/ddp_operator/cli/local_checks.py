@@ -66,7 +66,7 @@ def _check_command(
         return
     if not _is_below(script, mounts) and not Path(script).is_file():
         raise InvalidJobError(
-            f"{field}: there is no script {script!r} on this machine, seen from {Path.cwd()}"
+            f"{field}: there is no script {script!r} on this machine (in {Path.cwd()})"
         )
 
 

@@ -127,7 +127,7 @@ _DIR = click.option(
     type=click.Path(path_type=Path, file_okay=False),
     default=Path("ddp-runs"),
     show_default=True,
-    help="Folder that the run was given.",
+    help="Folder that --dir of `ddpjob run` named.",
 )
 
 

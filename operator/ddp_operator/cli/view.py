@@ -96,7 +96,7 @@ def status_line(status: DDPJobStatus) -> str:
 
 
 def live_line(status: DDPJobStatus, *, wide: bool) -> str:
-    """Return the text beside the progress bar of a terminal, including the estimated rest time."""
+    """Return the text beside a terminal's progress bar, including the estimated remaining time."""
     parts = [*_state(status), *(_rate(status) if wide else [])]
     progress = status.progress
     if progress is not None and progress.eta_seconds and status.completion_time is None:

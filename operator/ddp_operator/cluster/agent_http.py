@@ -32,7 +32,7 @@ class Response:
     """Headers by lower-case name."""
     body: bytes
     size: int
-    """Number of bytes that were read. A smaller piece counts as 512 bytes."""
+    """Number of bytes that were read. Each received piece counts as at least 512 bytes."""
 
 
 class NoResponseError(Exception):
@@ -41,7 +41,7 @@ class NoResponseError(Exception):
     def __init__(self, message: str, size: int = 0, *, closed: bool = False) -> None:
         super().__init__(message)
         self.size = size
-        """Bytes that were read. A small piece counts as 512 bytes."""
+        """Number of bytes that were read. Each received piece counts as 512 bytes or more."""
         self.closed = closed
         """Whether the agent closed the connection."""
 
@@ -159,7 +159,8 @@ class _Connection(asyncio.Protocol):
         """Position of the body, or 0 while the head is not complete."""
         self._code, self._headers, self._length = 0, dict[str, str](), 0
         self.size = 0
-        """Bytes of the answer so far. A small piece counts as 512 bytes."""
+        """Number of bytes of the answer so far. Each received piece counts as at least 512
+        bytes."""
 
     async def exchange(self, request: bytes) -> Response:
         """Send a request and return its answer.

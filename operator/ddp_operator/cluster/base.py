@@ -115,7 +115,7 @@ class AgentAnswer:
     status: AgentStatus | None = None
     """Valid, signed status of the agent, or None if none arrived in time."""
     size: int = 0
-    """Bytes that were read, even of an invalid answer. A smaller piece counts as 512 bytes."""
+    """Bytes that were read, even of an invalid answer. Each piece counts as at least 512 bytes."""
 
 
 class Leases(Protocol):

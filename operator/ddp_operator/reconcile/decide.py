@@ -253,7 +253,7 @@ def _continue_attempt(world: World, status: DDPJobStatus, defaults: Defaults) ->
         events.append(Event(EventType.NORMAL, "ResumedFromCheckpoint", text))
     if status.last_recovery is not None and status.last_recovery is not old_recovery:
         after = f"{recovery.duration(status.last_recovery)} after the fault"
-        text = f"attempt {status.attempt} trains {after}; status.lastRecovery has the parts"
+        text = f"attempt {status.attempt} trains {after}; status.lastRecovery shows each part"
         events.append(Event(EventType.NORMAL, "Recovered", text))
     events += resizes.resize_events(world, status)
     held, summary = held_sentence(world), world.job.status.condition(ConditionType.SUCCEEDED)

@@ -2,8 +2,8 @@
 
 When one rank stops, all ranks stop at their next collective, so a lack of progress alone does not
 identify the rank. Each agent reports the ranks of its node that make no progress. The operator
-decides once all nodes have reported, or `GATHER_WAIT` has passed. It compares two independent
-witnesses:
+decides once all nodes have reported, or `GATHER_WAIT` has passed. It compares two independent kinds
+of evidence, the witnesses:
 
 - torch's record of the collectives shows which ranks are not in the collective in which other ranks
     wait.
@@ -43,13 +43,12 @@ Ranks = frozenset[int]
 
 @dataclass(frozen=True)
 class Verdict:
-    """The ranks that all other ranks wait for, and the witnesses that identified them."""
+    """The ranks that all other ranks wait for, and the evidence that identifies them."""
 
     ranks: Ranks
-    """Numbers of the ranks. Empty if no witness identifies a rank."""
+    """Numbers of the ranks. Empty if no evidence identifies a rank."""
     how: str
-    """Names of the witnesses as a part of a sentence, for example `by both the collectives and the
-    stacks`."""
+    """Name of the evidence as a part of a sentence, for example `shown by the stacks alone`."""
 
 
 def has_hung(world: World) -> bool:
@@ -168,13 +167,15 @@ def judge(found: Mapping[int, HungRank], silent: Ranks) -> Verdict:
     seen = by_stacks(found, silent)
     if recorded and seen:
         if both := recorded & seen:
-            return Verdict(both, "by both the record of the collectives and the stacks")
+            return Verdict(both, "shown by both the record of the collectives and the stacks")
         others = _listed(recorded)
-        return Verdict(seen, f"by the stacks; the record of the collectives names {others} instead")
+        return Verdict(
+            seen, f"shown by the stacks; the record of the collectives names {others} instead"
+        )
     if seen:
-        return Verdict(seen, "by the stacks alone")
+        return Verdict(seen, "shown by the stacks alone")
     if recorded:
-        return Verdict(recorded, "by the record of the collectives alone")
+        return Verdict(recorded, "shown by the record of the collectives alone")
     return Verdict(frozenset(), "")
 
 
@@ -277,7 +278,7 @@ def _what(culprit: HungRank | None) -> str:
         return f"{text}: its process does not answer"
     if culprit.inspection.waits:
         where = _collective(culprit) or "a collective"
-        return f"{text}: it waits in {where}, and the others in another one"
+        return f"{text}: it waits in {where}, and the other ranks wait in another collective"
     frame = _innermost(culprit.inspection.stack)
     return f"{text}: {frame}" if frame else text
 

@@ -22,7 +22,7 @@ def correct(world: World) -> Plan | None:
     if fault is None:
         return None
     status, failure = _uncharged(world.job.status, fault), fault.failure
-    text = f"attempt {failure.attempt} ended because {failure.message}, as reported late"
+    text = f"attempt {failure.attempt} ended because {failure.message} (reported late)"
     why_not = budgets.why_not_retried(world.job, status, fault, world.now)
     if why_not is not None:
         message = f"{failure.message} {why_not}"

@@ -135,7 +135,7 @@ def exceeded_active_deadline(world: World) -> str | None:
 def _held_words(held: timedelta) -> str:
     seconds = held // timedelta(seconds=1)
     why = "in which a gate, a queue or a quota held its pods"
-    return f", without the {seconds} s {why}" if seconds else ""
+    return f", not counting the {seconds} s {why}" if seconds else ""
 
 
 def seconds_to_deadline(world: World, status: DDPJobStatus) -> float | None:

@@ -46,7 +46,7 @@ def classify(pod: PodView, end: Termination) -> tuple[Cause, str, str]:
     if end.exit_code == ExitCode.CORRUPTED:
         return Cause.INFRASTRUCTURE, CORRUPTED, f"ended with exit code {end.exit_code}"
     if end.final is None and (end.exit_code == _UNKNOWN or end.reason in {_UNSEEN, "Unknown"}):
-        how = "ended unseen: its Kubernetes node or its container runtime was restarted"
+        how = "ended unobserved: its Kubernetes node or its container runtime was restarted"
         return Cause.INFRASTRUCTURE, _UNSEEN, f"{how} (exit code {end.exit_code})"
     # Only the host can send SIGKILL to the agent, because it is PID 1 of the container.
     outside = end.exit_code == _KILLED and end.final is None

@@ -101,7 +101,7 @@ def _attempts(job: JobFacts | None, timeline: RunTimeline) -> Figure | None:
 
 
 def _goodput(job: JobFacts | None, goodput: Mapping[str, float]) -> Figure | None:
-    detail = "of the time is training that counts"
+    detail = "of the time was training that was not repeated"
     if job is not None and job.goodput_percent:
         return Figure("Goodput", job.goodput_percent, detail)
     total = sum(goodput.values())

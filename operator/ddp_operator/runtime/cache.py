@@ -103,7 +103,8 @@ class Cache:
         self.directories, self.places = self._contents.directories, self._contents.places
         self.host_ports = self._contents.host_ports
         self.restored = self._contents.restored
-        """Set when the API server returned older versions than before, as a restored etcd does."""
+        """Event that is set once the API server returns older versions than before, as after a
+        restore of etcd."""
 
     def job(self, key: Key) -> Manifest | None:
         """Return the job with a key, or None."""

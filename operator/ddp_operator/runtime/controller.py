@@ -138,7 +138,7 @@ class Controller:
         try:
             job = parse_job(raw)
         except UnreadableStatusError as error:
-            text = f"{error}: a newer operator wrote it, so this one leaves the job alone"
+            text = f"{error}: a newer operator wrote it, so this operator leaves the job alone"
             await self._warn_once(state, raw, text)
             return None
         except InvalidJobError as error:
@@ -149,7 +149,7 @@ class Controller:
             return None
         if job.unread:
             fields = ", ".join(f"status.{name}" for name in job.unread)
-            text = f"{fields}: a newer operator wrote values that this one does not know"
+            text = f"{fields}: a newer operator wrote values that this operator does not know"
             await self._warn_once(state, raw, text)
         if checkpoint_owner.may_share(job) and not self._is_listed(key[0]):
             return LOOK_SECONDS  # The owner of its directory may be unknown.

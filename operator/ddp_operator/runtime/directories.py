@@ -34,7 +34,8 @@ class Directories:
     def __init__(self) -> None:
         """Create an empty index."""
         self.on_release: Callable[[Key], None] = lambda _: None
-        """Called with the key of the next owner when the owner of a directory has ended."""
+        """Function to call with the key of the next owner when the owner of a directory has
+        ended."""
         self._claims: dict[Key, _DirectoryClaim] = {}
         self._claimants: dict[_Directory, dict[str, Claimant]] = {}
         """Claimants that can own a directory, by uid."""

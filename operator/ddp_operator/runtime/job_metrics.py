@@ -22,7 +22,7 @@ from ddp_wire.families import Family, Kind
 _JOB = ("namespace", "ddpjob")
 
 INFO = Family(
-    "ddpjob_info", Kind.GAUGE, "Current attempt and image of the job. Always 1.",
+    "ddpjob_info", Kind.GAUGE, "Current attempt and image of the job, as labels. Always 1.",
     (*_JOB, "attempt", "image"),
 )  # fmt: skip
 STATE = Family(
@@ -44,7 +44,7 @@ NODES = Family("ddpjob_nodes", Kind.GAUGE, "Worker pods that the job asks for.",
 READY = Family("ddpjob_nodes_ready", Kind.GAUGE, "Worker pods whose ranks train.", _JOB)
 MEMBERS = Family(
     "ddpjob_members", Kind.GAUGE,
-    "Nodes of the current attempt. An elastic job may train with fewer than it asks for.", _JOB,
+    "Nodes of the current attempt. An elastic job may have fewer nodes than spec.nodes.", _JOB,
 )  # fmt: skip
 RESIZES = Family("ddpjob_resizes_total", Kind.COUNTER, "Changes of the members of the job.", _JOB)
 RESIZE_TIME = Family(
@@ -108,7 +108,7 @@ TIME = Family(
 )  # fmt: skip
 REDONE_STEPS = Family(
     "ddpjob_redone_steps_total", Kind.COUNTER,
-    "Updates that an earlier attempt of the job had done already.", _JOB,
+    "Updates that the job repeated, because an earlier attempt had done them already.", _JOB,
 )  # fmt: skip
 
 FAMILIES = (

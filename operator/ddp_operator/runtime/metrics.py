@@ -23,7 +23,9 @@ _RECOVERY_BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.0, 3.0, 5.0, 8.0, 15.0, 30.0, 60.0, 
 _LAG_SECONDS = 0.1
 """Seconds between two measurements of the event loop's lag."""
 
-BUILD = Family("ddp_operator_build_info", Kind.GAUGE, "Version. Always 1.", ("version",))
+BUILD = Family(
+    "ddp_operator_build_info", Kind.GAUGE, "Version, as a label. Always 1.", ("version",)
+)
 LEADER = Family(
     "ddp_operator_leader", Kind.GAUGE, "1 if this replica acts on jobs, 0 if it stands by."
 )

@@ -118,7 +118,7 @@ class SilenceLists:
         try:
             await self._refresh(key)
         except ClusterError as error:
-            _log.warning("the pods of %s with a silent agent are not listed: %s", key, error)
+            _log.warning("cannot list the pods of %s whose agents do not answer: %s", key, error)
             for uid in silent:
                 self.add(key, uid)
         else:

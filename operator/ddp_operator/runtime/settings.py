@@ -69,8 +69,7 @@ class Settings(BaseModel):
     gang_queue: Name | None = None
     """Volcano queue of jobs that set no queue."""
     coscheduling_scheduler: str | None = None
-    """Name of the scheduler that runs the Coscheduling plugin. Without a name, the default
-    scheduler."""
+    """Name of the scheduler that runs the Coscheduling plugin. Default: the default scheduler."""
     namespaces: tuple[str, ...] = ()
     """Namespaces whose jobs the operator manages, separated by commas; empty for all namespaces."""
     watch_nodes: bool = False

@@ -13,7 +13,7 @@ async def slow_start(
     most: Callable[[], int],
     ends: Callable[[], bool] = lambda: False,
 ) -> int:
-    """Send all requests, unless one fails or the turn ends.
+    """Send all requests, unless one fails or `ends` returns True.
 
     Each answer permits one more concurrent request. If the API server refuses all requests, for
     example because of a quota, only `first` of them are sent. If it accepts some and refuses the

@@ -54,9 +54,11 @@ class WorkerActivity:
         self.refused_watches: dict[tuple[str, str | None], str] = {}
         """Sentence about each watch that is refused, by kind and namespace."""
         self.resync_wanted = asyncio.Event()
-        """Set when a job of an unserved namespace is known: the namespace may be served again."""
+        """Event that is set when a job of an unserved namespace is known: the namespace may be
+        served again."""
         self.missing_kind = asyncio.Event()
-        """Set when the API server did not serve the group objects of a gang scheduler."""
+        """Event that is set when the API server did not serve the group objects of a gang
+        scheduler."""
         self._busy: dict[Key, float] = {}
         self._failures: tuple[float, float] | None = None
         """Times of the first and the last failed request since the last served one."""

@@ -18,7 +18,7 @@ from ddp_wire.contract import Env
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="as the launcher of a node")
 
 TORCHRUNS_SECONDS = 0.05
-"""Time after which torchrun's nodes stop waiting for each other, in place of 300 s."""
+"""Seconds after which torchrun's nodes stop waiting for each other, in place of 300 s."""
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def _patched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def at_its_end(store: TCPStore) -> Thread:
-    """Start the wait of a node of two whose ranks have exited."""
+    """Start the wait at the end of an attempt on one of two nodes, whose ranks have exited."""
     node: Any = LocalElasticAgent.__new__(LocalElasticAgent)
     node._worker_group = SimpleNamespace(state=api.WorkerState.SUCCEEDED, group_world_size=2)
     node._store, node._exit_barrier_timeout = store, TORCHRUNS_SECONDS
@@ -49,7 +49,7 @@ def at_its_end(store: TCPStore) -> Thread:
 
 
 @pytest.mark.usefixtures("_patched")
-def test_node_waits_for_the_others_for_longer_than_torchrun_does(
+def test_node_waits_for_other_nodes_longer_than_unpatched_torchrun(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     gave_up, wait = Event(), store_util.barrier

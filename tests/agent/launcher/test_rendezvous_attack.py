@@ -1,4 +1,4 @@
-"""A stranger reaches torchrun's store and writes a pickle into it that executes code.
+"""An attacker connects to torchrun's store and writes a pickle that executes code into it.
 
 The store is a real one, in a torchrun that waits for its second node. The code of the attack only
 creates a file in the test's folder.
@@ -35,7 +35,7 @@ TORCHRUN = (
     "import sys; from ddp_agent.launcher.torchrun import main;"
     " sys.exit(main(sys.argv[1:], warm=True))"
 )
-"""The launcher of a warm start, which is a fork of the standby otherwise."""
+"""Command of the launcher. In a warm start the standby forks the launcher instead."""
 STATE = "torch.rendezvous."
 """Start of the key under which torch keeps the state of a rendezvous. The run id follows."""
 
@@ -105,7 +105,7 @@ def attack(port: int, target: Path) -> str:
 
 
 @pytest.mark.parametrize("name", ["unsigned", "signed"])
-def test_stranger_in_the_store_executes_code_only_without_signatures(
+def test_attacker_in_the_rendezvous_store_executes_code_only_without_signatures(
     nodes: dict[str, WaitingNode], name: str
 ) -> None:
     node = nodes[name]
@@ -118,7 +118,7 @@ def test_stranger_in_the_store_executes_code_only_without_signatures(
     assert refused is (name == "signed")
 
 
-def test_signed_state_is_read_by_the_same_attempt_alone() -> None:
+def test_signed_rendezvous_state_is_accepted_only_in_its_own_attempt() -> None:
     state, ours, other = {"round": 1}, SignedPickle(random_text()), SignedPickle(random_text())
     assert ours.loads(ours.dumps(state)) == state
     for forged in (other.dumps(state), pickle.dumps(state), b"", ours.dumps(state)[:-1]):
@@ -126,8 +126,8 @@ def test_signed_state_is_read_by_the_same_attempt_alone() -> None:
             ours.loads(forged)
 
 
-def test_store_of_a_local_run_listens_on_the_address_of_its_agent() -> None:
-    """Another user of the machine's network would reach a store on all addresses."""
+def test_store_of_a_local_run_listens_on_its_agents_address() -> None:
+    """Other hosts in the machine's network could reach a store on all addresses."""
     port = free_port()
     store = rendezvous_store._store("127.0.0.1", port, "127.0.0.1")
     client = dist.TCPStore("127.0.0.1", port, is_master=False)  # type: ignore[attr-defined]

@@ -32,7 +32,7 @@ def see(monkeypatch: pytest.MonkeyPatch, gpus: int, *, bad_fork: bool = False) -
 
 
 @pytest.mark.parametrize("wanted", [{}, {Env.GPUS_PER_NODE: "0"}, {Env.GPUS_PER_NODE: "many"}])
-def test_job_without_gpus_needs_none(
+def test_job_without_gpus_passes_the_gpu_check(
     monkeypatch: pytest.MonkeyPatch, wanted: dict[str, str]
 ) -> None:
     see(monkeypatch, -1, bad_fork=True)
@@ -40,7 +40,7 @@ def test_job_without_gpus_needs_none(
 
 
 @pytest.mark.parametrize("seen", [2, 8])
-def test_fork_that_sees_all_gpus_runs_the_attempt(
+def test_fork_that_sees_all_gpus_passes_the_gpu_check(
     monkeypatch: pytest.MonkeyPatch, seen: int
 ) -> None:
     see(monkeypatch, seen)
@@ -48,22 +48,28 @@ def test_fork_that_sees_all_gpus_runs_the_attempt(
 
 
 @pytest.mark.parametrize(("seen", "counted"), [(-1, 0), (0, 0), (1, 1)])
-def test_fork_without_all_gpus_does_not(
+def test_fork_that_misses_a_gpu_fails_the_gpu_check(
     monkeypatch: pytest.MonkeyPatch, seen: int, counted: int
 ) -> None:
     see(monkeypatch, seen)
     assert gpu_problem(TWO_GPUS) == f"NVML finds {counted} of the pod's 2 GPUs"
 
 
-def test_fork_of_a_process_that_has_opened_cuda_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fork_of_a_process_that_has_initialised_cuda_fails_the_gpu_check(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     see(monkeypatch, 2, bad_fork=True)
-    assert gpu_problem(TWO_GPUS) == "an import has opened CUDA in the standby"
+    assert gpu_problem(TWO_GPUS) == "an import has initialised CUDA in the standby"
 
 
-def test_torch_without_these_functions_starts_cold(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_check_fails_if_torch_lacks_the_functions_that_it_needs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     see(monkeypatch, 2)
     monkeypatch.delattr(torch.cuda, "_device_count_nvml")
-    assert gpu_problem(TWO_GPUS).startswith("torch does not tell whether a fork can use CUDA")
+    assert gpu_problem(TWO_GPUS).startswith(
+        "torch does not report whether a forked process can use CUDA"
+    )
 
 
 def run_cold(starter: AttemptStarter, launch: Launch) -> None:
@@ -79,10 +85,10 @@ def run_cold(starter: AttemptStarter, launch: Launch) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="adopts orphans as PID 1 does")
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without GPUs")
-def test_agent_starts_cold_and_says_so_once(
+def test_agent_starts_cold_and_logs_the_reason_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The standby is real, and so is its verdict: this machine has no GPU."""
+    """The standby is a real process. Its GPU check fails, because this machine has no GPU."""
     given = environment(tmp_path, **{Env.STANDBY: "true"})
     command = property(lambda _: [sys.executable, "-c", ""])
     monkeypatch.setattr(Launch, "command", command)

@@ -8,6 +8,6 @@ from ddp_agent.launcher.standby import PRELOADED_MODULES
 
 
 @pytest.mark.parametrize("module", PRELOADED_MODULES)
-def test_preloaded_module_exists(module: str) -> None:
+def test_each_module_that_the_standby_preloads_exists(module: str) -> None:
     """The standby skips a missing module: a wrong name would only make warm starts slower."""
     assert importlib.util.find_spec(module) is not None

@@ -39,7 +39,7 @@ class Ended:
 def run_with_thread(*, late: bool) -> Ended:
     """Run a standby that gets a second thread, either during or after its imports.
 
-    An order to fork waits for it.
+    The order to fork is in its pipe from the start.
     """
     (orders_in, orders), (messages, messages_out) = os.pipe(), os.pipe()
     os.write(orders, json.dumps({"environment": {}, "arguments": []}).encode() + b"\n")
@@ -61,4 +61,5 @@ def test_standby_with_several_threads_exits_with_the_reason_and_forks_nothing(la
     ended = run_with_thread(late=late)
     assert [list(message) for message in ended.messages] == [["ready"]] * late
     assert ended.code == 1
-    assert ended.error == "ddp-agent: the standby has several threads, so attempts start cold\n"
+    problem = "the standby has several threads and cannot fork safely, so attempts start cold"
+    assert ended.error == f"ddp-agent: {problem}\n"

@@ -32,7 +32,7 @@ RANKS = 2
 
 @dataclass
 class Result:
-    """What a program showed."""
+    """Outputs and exit codes of one run of a program."""
 
     codes: list[int | None]
     """Exit code of torchrun, then the code or signal of the rank that failed first."""
@@ -85,19 +85,19 @@ def run(tree: ProcessTree, launch: Launch) -> Result:
 
 
 def normal(text: str, launch: Launch) -> str:
-    """Return output without what differs from one run to the next in any case."""
+    """Return output without the parts that differ between any two runs."""
     text = text.replace(str(launch.log_dir.parent), "HOME")
     return re.sub(r"0x[0-9a-f]+", "0xADDRESS", text)
 
 
 def draws(result: Result) -> list[str]:
-    """Return what the ranks drew at random."""
+    """Return the random numbers that the ranks drew."""
     return [line for text in result.outputs for line in text.splitlines() if "draw" in line]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.stem)
-def test_program_shows_the_same_warm_and_cold(
+def test_program_prints_the_same_after_a_warm_and_a_cold_start(
     standby: Standby, tmp_path: Path, program: Path
 ) -> None:
     cold, forked = (prepared(tmp_path, attempt, str(program)) for attempt in (1, 2))
@@ -111,7 +111,7 @@ def test_program_shows_the_same_warm_and_cold(
 
 
 @pytest.mark.slow
-def test_missing_module_of_a_package_is_one_line_warm_and_cold(
+def test_missing_module_is_one_line_of_error_after_a_warm_and_a_cold_start(
     standby: Standby, tmp_path: Path
 ) -> None:
     cold, forked = (prepared(tmp_path, attempt, "-m", "os.nofile") for attempt in (1, 2))

@@ -1,4 +1,4 @@
-"""Start barrier: its two sides, and what a hostile peer can do to it."""
+"""Tests of both sides of the start barrier, also with a hostile peer."""
 
 import contextlib
 import json
@@ -45,7 +45,7 @@ def ticker() -> Ticker:
 def arrive(
     server: BarrierServer, node_index: int, attempt: int = 1, **changes: str
 ) -> BarrierClient:
-    """Return a client that has sent its arrival and does not yet have the start."""
+    """Return a client that has sent its arrival and has not received the start yet."""
     job, secret = changes.get("job", JOB), changes.get("secret", SECRET)
     client = BarrierClient("127.0.0.1", server.port, job, node_index, secret=secret)
     announce(server, client, attempt)
@@ -69,7 +69,7 @@ def send(server: BarrierServer, data: bytes) -> socket.socket:
 def recorded_with(
     server: BarrierServer, message: Arrival, secret: str = SECRET
 ) -> tuple[socket.socket, bytes]:
-    """Send a message on a new connection. Return the connection and what was sent."""
+    """Send a message on a new connection. Return the connection and the sent data."""
     link = idle(server)
     link.settimeout(0.05)
     tap = _Tap(link)
@@ -85,7 +85,7 @@ def recorded_with(
 
 
 class _Tap:
-    """A connection that records what is sent."""
+    """Connection that records all sent data."""
 
     def __init__(self, link: socket.socket) -> None:
         self._link, self.sent = link, b""
@@ -99,7 +99,7 @@ class _Tap:
 
 
 def in_thread(wait: Callable[[], bool]) -> tuple[threading.Thread, list[bool]]:
-    """Start to wait in a thread. The list receives the answer."""
+    """Start a wait in a thread. The returned list receives the result."""
     answers: list[bool] = []
 
     def work() -> None:
@@ -113,7 +113,7 @@ def in_thread(wait: Callable[[], bool]) -> tuple[threading.Thread, list[bool]]:
 
 
 def started(server: BarrierServer, *clients: BarrierClient, attempt: int = 1) -> bool:
-    """Let the server see what has arrived. Return whether it and these clients start."""
+    """Let the server read all arrivals. Return whether the server and these clients start."""
     complete = any(server.wait(attempt, ticker()) for _ in range(10))
     return complete and all(client.wait(attempt, ticker()) for client in clients)
 
@@ -125,14 +125,14 @@ def test_all_nodes_start_once_the_last_one_has_arrived(server: BarrierServer) ->
     assert started(server, first, second)
 
 
-def test_nodes_of_another_attempt_do_not_count(server: BarrierServer) -> None:
+def test_barrier_ignores_nodes_of_another_attempt(server: BarrierServer) -> None:
     first, second = arrive(server, 1, attempt=2), arrive(server, 2, attempt=1)
     assert not started(server)
     announce(server, second, 2)
     assert started(server, first, second, attempt=2)
 
 
-def test_a_node_that_ended_while_it_waited_does_not_count(server: BarrierServer) -> None:
+def test_barrier_ignores_a_node_that_ended_while_it_waited(server: BarrierServer) -> None:
     first, second = arrive(server, 1), arrive(server, 2)
     first.close()
     assert not started(server)
@@ -140,7 +140,7 @@ def test_a_node_that_ended_while_it_waited_does_not_count(server: BarrierServer)
     assert started(server, first, second)
 
 
-def test_a_replaced_node_takes_the_place_of_the_one_that_waited(server: BarrierServer) -> None:
+def test_replacement_of_a_waiting_node_takes_its_place(server: BarrierServer) -> None:
     lost = arrive(server, 1)
     successor, second = arrive(server, 1), arrive(server, 2)
     assert started(server, successor, second)
@@ -157,7 +157,7 @@ def test_server_reports_a_node_that_was_replaced_after_the_start(server: Barrier
     assert server.replaced_node() is None
 
 
-def test_node_that_missed_the_start_receives_it_again(server: BarrierServer) -> None:
+def test_barrier_repeats_the_start_to_a_node_that_missed_it(server: BarrierServer) -> None:
     first, second = arrive(server, 1), arrive(server, 2)
     assert started(server, first)
     second.close()
@@ -173,7 +173,7 @@ def test_agents_of_other_jobs_and_unknown_nodes_are_refused(server: BarrierServe
 
 
 @pytest.mark.parametrize("secret", ["", OTHER_SECRET], ids=["none", "of another job"])
-def test_stranger_neither_takes_the_place_of_a_node_nor_completes_the_barrier(
+def test_unsigned_arrival_neither_takes_a_place_nor_completes_the_barrier(
     server: BarrierServer,
     unsigned_server: BarrierServer,
     secret: str,
@@ -187,7 +187,7 @@ def test_stranger_neither_takes_the_place_of_a_node_nor_completes_the_barrier(
     server.wait(1, ticker())
     assert server.replaced_node() is None, "a stranger would end the attempt"
     assert len(caplog.messages) == 1
-    assert "a message in the name of node" in caplog.text
+    assert "a message that claims to be from node" in caplog.text
     # Without a secret the same messages complete the barrier.
     assert started(unsigned_server, *(arrive(unsigned_server, i, secret=secret) for i in (1, 2)))
 
@@ -205,7 +205,7 @@ def test_signature_covers_all_of_a_message_and_the_challenge() -> None:
 
 
 def test_server_survives_random_input_and_idle_connections(server: BarrierServer) -> None:
-    """A hostile pod sends anything, and opens more connections than the job has nodes."""
+    """A hostile pod sends random data, and opens more connections than the job has nodes."""
     chance = random.Random(0)  # noqa: S311 (a test)
     held = []
     for _ in range(300):
@@ -249,10 +249,10 @@ def test_idle_connections_keep_no_node_from_the_barrier(server: BarrierServer) -
     assert 36 <= sum(closed) < 100
 
 
-def test_new_connections_displace_none_that_may_still_answer(
+def test_new_connection_displaces_no_connection_that_may_still_answer(
     server: BarrierServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise, who connects often enough keeps every node away."""
+    """Otherwise an attacker that connects often enough could keep every node away."""
     monkeypatch.setattr("ddp_agent.network.barrier._ANSWER_SECONDS", 60.0)
     genuine = BarrierClient("127.0.0.1", server.port, JOB, 1, secret=SECRET)
     assert not genuine.wait(1, ticker())
@@ -294,15 +294,15 @@ def test_connection_without_an_arrival_is_closed_after_some_seconds(
 
 
 def is_refused(server: BarrierServer, recording: bytes) -> None:
-    """Send a recorded message on a new connection, and check that the barrier closes that one."""
+    """Send a recorded message on a new connection, and check that the barrier closes it."""
     replay = partial(is_closed, send(server, recording))
     wait_until(lambda: server.replaced_node() is None and replay(), "it is refused")
 
 
-def test_recorded_arrival_takes_no_place_and_keeps_no_node_away(
+def test_replayed_arrival_takes_no_place_and_keeps_no_node_away(
     server: BarrierServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A recording of a living agent, also of this attempt, repeated before and after it arrives."""
+    """An attacker replays recordings of a living agent before and after the agent arrives."""
     message = Arrival(job_uid=JOB, attempt=1, node_index=1, agent="living")
     second = arrive(server, 2)
     earlier, recording = recorded_with(server, message)
@@ -323,8 +323,8 @@ def test_recorded_arrival_takes_no_place_and_keeps_no_node_away(
     assert "or was replayed" in caplog.text
 
 
-def test_agent_that_was_replaced_ends_no_attempt(server: BarrierServer) -> None:
-    """It may still run on a node that was cut off, and connect again."""
+def test_old_agent_of_a_replaced_node_ends_no_attempt(server: BarrierServer) -> None:
+    """The old agent may still run on a node that was cut off, and connect again."""
     old = Arrival(job_uid=JOB, attempt=1, node_index=1, agent="replaced")
     link, _ = recorded_with(server, old)
     wait_until(lambda: not server.wait(1, ticker()) and server.missing(1) == [2], "it arrives")
@@ -335,7 +335,7 @@ def test_agent_that_was_replaced_ends_no_attempt(server: BarrierServer) -> None:
     wait_until(lambda: server.replaced_node() is None and closed(), "it is refused")
 
 
-def test_recorded_notices_do_not_count() -> None:
+def test_replayed_notices_are_not_counted() -> None:
     notices: list[None] = []
     made = BarrierServer("127.0.0.1", 0, JOB, 2, lambda: notices.append(None), secret=SECRET)
     message = Arrival(job_uid=JOB, attempt=1, node_index=1, unread=True)
@@ -347,7 +347,7 @@ def test_recorded_notices_do_not_count() -> None:
     made.close()
 
 
-def test_barrier_without_free_files_says_so_and_does_not_spin(
+def test_barrier_without_free_file_descriptors_warns_and_does_not_spin(
     server: BarrierServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     stranger = idle(server)

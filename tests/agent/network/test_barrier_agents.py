@@ -42,13 +42,13 @@ class OpenBarrier(StartBarrier):
         return attempt >= self.attempt
 
     def obstacle(self, attempt: int) -> None:
-        """Nothing is in the way."""
+        """Return no obstacle."""
 
     def replaced_node(self) -> int | None:
         return 1 if self.replaced else None
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing, because no connection is open."""
 
 
 def node(home: Path, index: int, store: socket.socket, barrier: StartBarrier) -> AgentHarness:
@@ -82,7 +82,7 @@ def test_no_torchrun_starts_before_all_agents_wait(
 def test_node_that_waits_can_be_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: socket.socket, complete: bool
 ) -> None:
-    """It waits for the other agents, or afterwards for node 0's store, which does not listen."""
+    """The node waits for the other agents, or later for node 0's store, which does not listen."""
     stub_torchrun(monkeypatch, "")
     agent = node(tmp_path, 1, store, OpenBarrier(attempt=1 if complete else 9))
     agent.write_order("1")

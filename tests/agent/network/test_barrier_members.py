@@ -1,4 +1,4 @@
-"""Start barrier of attempts that some nodes of a job have no part in."""
+"""Tests of the start barrier in attempts that exclude some nodes of the job."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -47,7 +47,7 @@ def server(tmp_path: Path) -> Iterator[BarrierServer]:
 
 
 def arrive(server: BarrierServer, seen: Members) -> BarrierClient:
-    """Return a client of a node with its view of the members, after its arrival."""
+    """Return a client of a node, with the members that its order names, after its arrival."""
     client = BarrierClient("127.0.0.1", server.port, JOB, seen.own, secret=SECRET)
     client._digest = seen.digest
     announce(server, client, seen.attempt)
@@ -64,7 +64,7 @@ def test_attempt_starts_once_its_members_have_arrived(
 
 
 @pytest.mark.parametrize("nodes", [{1, 2, 3}, None], ids=["others", "all"])
-def test_member_with_other_members_does_not_count(
+def test_barrier_ignores_a_node_that_expects_other_members(
     server: BarrierServer, tmp_path: Path, nodes: set[int] | None
 ) -> None:
     client = arrive(server, members(node_config(tmp_path, 3), 1, nodes))
@@ -72,7 +72,7 @@ def test_member_with_other_members_does_not_count(
     client.close()
 
 
-def test_other_node_with_an_order_for_the_attempt_ends_it(
+def test_attempt_ends_when_a_node_that_is_no_member_has_an_order_for_it(
     server: BarrierServer, tmp_path: Path
 ) -> None:
     """An operator of an earlier release orders all nodes, and recovers from this fault."""
@@ -82,7 +82,7 @@ def test_other_node_with_an_order_for_the_attempt_ends_it(
     other.close()
 
 
-def test_other_node_that_came_before_the_start_ends_the_attempt(
+def test_attempt_ends_if_a_node_that_is_no_member_arrived_before_the_start(
     server: BarrierServer, tmp_path: Path
 ) -> None:
     other = arrive(server, members(node_config(tmp_path, 0), 1))
@@ -91,7 +91,7 @@ def test_other_node_that_came_before_the_start_ends_the_attempt(
     other.close()
 
 
-def test_arrival_in_a_job_of_a_fixed_size_has_the_form_of_earlier_releases() -> None:
+def test_arrival_in_a_job_of_fixed_size_has_the_format_of_earlier_releases() -> None:
     arrival = Arrival(job_uid=JOB, attempt=2, node_index=1, agent="a", signature="s")
     text = arrival.model_dump_json(by_alias=True, exclude_none=True)
     assert text == (
@@ -99,7 +99,7 @@ def test_arrival_in_a_job_of_a_fixed_size_has_the_form_of_earlier_releases() -> 
     )
 
 
-def test_port_follows_the_first_member(tmp_path: Path) -> None:
+def test_only_the_first_member_serves_the_barrier(tmp_path: Path) -> None:
     made = node_config(tmp_path, 1, free_port())
     barriers = Barriers(made)
     sides = [
@@ -116,6 +116,6 @@ def test_port_follows_the_first_member(tmp_path: Path) -> None:
     barriers.leave()
 
 
-def test_node_alone_in_a_job_of_a_fixed_size_has_no_barrier(tmp_path: Path) -> None:
+def test_single_node_of_a_job_of_fixed_size_needs_no_barrier(tmp_path: Path) -> None:
     made = config(tmp_path, **{Env.NODES: "1"})
     assert Barriers(made).side_for(members(made)) is None

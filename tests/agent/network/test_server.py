@@ -109,14 +109,14 @@ def test_long_poll_returns_once_the_status_changes(served: Served) -> None:
 @pytest.mark.parametrize(
     "query", ["revision=7&wait=20", "revision=0&wait=0", "wait=-3", "wait=nan"]
 )
-def test_status_without_anything_to_wait_for_returns_at_once(served: Served, query: str) -> None:
+def test_status_request_without_a_wait_returns_at_once(served: Served, query: str) -> None:
     assert served.request(f"/status?{query}")[0] == 200
 
 
 @pytest.mark.parametrize("query", ["revision=new", "wait=long"])
 def test_status_with_an_invalid_query_is_rejected(served: Served, query: str) -> None:
     code, _, text = served.request(f"/status?{query}")
-    assert (code, text) == (400, "revision and wait must be numbers\n")
+    assert (code, text) == (400, "the parameters revision and wait must be numbers\n")
 
 
 def test_attempt_order_reaches_the_agent(served: Served) -> None:
@@ -178,7 +178,7 @@ def test_flood_of_connections_delays_no_probe_and_ends_no_request_of_the_operato
     running.close()
 
 
-def test_server_without_free_files_closes_the_oldest_stranger() -> None:
+def test_server_without_free_file_descriptors_closes_the_oldest_unsigned_connection() -> None:
     running = FakeAgent().server()
     running.start()
     idle, probe = (socket.socket() for _ in range(2))

@@ -1,4 +1,4 @@
-"""An agent obeys and tells only who can read the secret in its pod's spec."""
+"""Tests that an agent serves only requests signed with the secret in its pod's spec."""
 
 import contextlib
 import http.client
@@ -25,7 +25,7 @@ from tests.operator.support import UID, agent_status
 SECRET = random_text()
 RUN_ID = rendezvous_id(random_text(), UID, 1)
 OPEN_PATHS = {"/status": 403, "/status?revision=-1&wait=0": 403, "/metrics": 200, "/readyz": 200}
-"""Paths that a stranger may try, with the code of the answer."""
+"""Paths with the status code that an unsigned request gets."""
 ORDER = AttemptOrder(job_uid=UID, attempt=1).to_json()
 
 
@@ -97,8 +97,8 @@ def test_order_without_a_valid_signature_is_refused(
     assert guarded.agent.orders.received == []
 
 
-def test_status_is_a_secret_of_the_job_but_probes_are_open(guarded: Guarded) -> None:
-    """The status has the command line with the id of the rendezvous."""
+def test_status_request_needs_a_signature_and_probes_need_none(guarded: Guarded) -> None:
+    """The status contains the id of the rendezvous, which must stay secret."""
     _, told, _ = guarded.request("GET", "/status", headers=signed("GET", "/status"))
     assert RUN_ID.encode() in told
     answers = {path: guarded.request("GET", path) for path in OPEN_PATHS}
@@ -106,8 +106,8 @@ def test_status_is_a_secret_of_the_job_but_probes_are_open(guarded: Guarded) -> 
     assert not [path for path, (_, body, _) in answers.items() if RUN_ID.encode() in body]
 
 
-def test_stranger_reads_the_status_of_an_agent_without_a_secret() -> None:
-    """The attack of the test above succeeds on a pod of an operator that signed nothing."""
+def test_agent_without_a_secret_serves_its_status_to_anyone() -> None:
+    """Pods that an older operator created have no secret."""
     agent = FakeAgent(training_status())
     server = agent.server()
     server.start()

@@ -24,7 +24,7 @@ class Node0:
         self.barrier = BarrierServer("127.0.0.1", 0, UID, 2, self.cell.count_unread)
 
     def notices(self) -> int | None:
-        """Return the number of notices, after serving what has arrived."""
+        """Serve all arrived notices, and return their number."""
         assert self.barrier.replaced_node() is None
         return self.cell.current().unread_notices
 
@@ -64,7 +64,7 @@ def test_notices_of_an_unread_failure_repeat_until_it_is_read(
 
 
 def test_agent_that_was_never_read_sends_no_notice(tmp_path: Path, node_0: Node0) -> None:
-    """The operator asks such an agent again and again anyway."""
+    """The operator polls such an agent repeatedly anyway."""
     cell = peer(tmp_path, node_0)
     cell.enter(AgentPhase.FAILED, 5.0)
     wait_until(lambda: cell.waits >= 5, "the notifier looks several times")
@@ -85,7 +85,7 @@ def test_agent_that_was_never_read_sends_no_notice(tmp_path: Path, node_0: Node0
 def test_only_a_status_on_which_the_operator_acts_causes_notices(
     tmp_path: Path, node_0: Node0, change: dict[str, object], notifies: bool
 ) -> None:
-    """Thousands of agents start to train at once, and node 0's agent reports it for all."""
+    """When thousands of agents start to train at once, node 0's agent reports the start for all."""
     cell = peer(tmp_path, node_0)
     cell.record_read(cell.current())
     status = cell.current()

@@ -1,4 +1,4 @@
-"""What keeps a node from the start of an attempt: its report and its limit."""
+"""Tests of the report and the time limit while a node cannot start an attempt."""
 
 import re
 import socket
@@ -42,7 +42,7 @@ class BlockedBarrier(StartBarrier):
         return self.found
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing, because no connection is open."""
 
 
 NETWORK, REFUSED = Obstacle(BLOCKED, is_network=True), Obstacle(BLOCKED, is_refused=True)
@@ -120,7 +120,7 @@ def test_both_sides_of_the_barrier_state_who_is_missing() -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_a_starting_pod_causes_is_not_blamed_on_the_network(
+def test_errors_that_a_starting_pod_causes_are_not_blamed_on_the_network(
     error: OSError, reason: str, is_network: bool
 ) -> None:
     expected = Obstacle(f"cannot reach digits-0 on port 8471: {reason}", is_network)

@@ -1,4 +1,4 @@
-"""How an attempt ends for the agent when a rank crashes after its work is done."""
+"""Tests of the end of an attempt in which a rank crashes after its work is done."""
 
 import sys
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ def _reaper() -> Iterator[None]:
 
 
 def test_failed_agent_outlasts_the_longest_delay_of_an_attempt() -> None:
-    """Otherwise no restart is in place any more at that delay."""
+    """Otherwise no restart after the longest delay could be in place."""
     assert NEXT_ORDER_SECONDS >= LONGEST_BACKOFF_SECONDS + 60
 
 
@@ -59,7 +59,7 @@ class OpenBarrier(StartBarrier):
     """Barrier that lets the attempt start, and then reports that node 1 was replaced (a fake)."""
 
     is_done = False
-    """Whether the ranks have done their work, after which node 1 is replaced."""
+    """Whether the ranks have done their work. Node 1 is replaced afterwards."""
 
     def wait(self, _attempt: int, _ticker: Ticker) -> bool:
         return True
@@ -68,10 +68,10 @@ class OpenBarrier(StartBarrier):
         return 1 if self.is_done else None
 
     def obstacle(self, attempt: int) -> None:
-        """Nothing keeps this node from the start."""
+        """Return no obstacle."""
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing, because no connection is open."""
 
 
 @pytest.mark.parametrize(

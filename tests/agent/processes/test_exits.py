@@ -32,7 +32,7 @@ answer_stack_requests(sys.argv[1], "1")
 threading.Thread(target=threading.Event().wait, name="uploader").start()
 open(sys.argv[1] + "/ready", "w").close()
 """
-"""A program that waits for a thread when it exits, as trackers of experiments leave behind."""
+"""Program that waits for a thread when it exits, as experiment trackers may leave behind."""
 
 DEAF = """
 import signal, sys, time
@@ -69,7 +69,7 @@ class Node:
         return child
 
     def look_for(self, seconds: int, step: int = 5) -> bool:
-        """Look all this time. Return whether the launcher exceeds its limit."""
+        """Check repeatedly for this many seconds. Return whether the launcher exceeds its limit."""
         found = False
         for _ in range(0, seconds, step):
             self.ahead += step
@@ -106,7 +106,9 @@ def test_rank_that_does_not_exit_is_killed_with_its_stacks(node: Node) -> None:
 
 
 @pytest.mark.parametrize("results", [(0, None), (None, None), (0,), (0, ExitCode.PREEMPTED)])
-def test_ranks_that_still_work_have_no_limit(node: Node, results: tuple[int | None, ...]) -> None:
+def test_ranks_that_still_work_have_no_exit_limit(
+    node: Node, results: tuple[int | None, ...]
+) -> None:
     child = node.runs(BUSY)
     node.done(*results)
     assert not node.look_for(20 * LIMIT)
@@ -142,10 +144,10 @@ def test_idle_rank_of_a_command_is_killed_after_another_has_exited(command: Node
         ('/app/train.py", line 3 in <module>', True),
     ],
 )
-def test_rank_of_a_command_that_waits_in_a_collective_is_not_at_its_end(
+def test_rank_of_a_command_that_waits_in_a_collective_has_no_exit_limit(
     command: Node, frame: str, killed: bool
 ) -> None:
-    """Another rank has exited too early. Then the work is not done."""
+    """Another rank may have exited too early, so the work may not be done."""
     child = command.runs(DEAF)
     wait_until((command.folder / "ready").exists, "the program ignores the request for its stacks")
     stacks = f'Current thread 0x1 (most recent call first):\n  File "{frame}\n'
@@ -155,8 +157,8 @@ def test_rank_of_a_command_that_waits_in_a_collective_is_not_at_its_end(
     assert (child.wait(10) if killed else child.poll()) == (-9 if killed else None)
 
 
-def test_rank_of_a_command_that_computes_has_no_limit(command: Node) -> None:
-    """For example a last evaluation on rank 0."""
+def test_rank_of_a_command_that_computes_has_no_exit_limit(command: Node) -> None:
+    """The rank may run a last evaluation, for example on rank 0."""
     node = command
     child = node.runs(BUSY)
     for _ in range(20):  # Its CPU time grows in real time only.
@@ -167,20 +169,20 @@ def test_rank_of_a_command_that_computes_has_no_limit(command: Node) -> None:
     assert node.watch.problems() is None
 
 
-def test_rank_of_a_command_has_no_limit_while_all_ranks_run(command: Node) -> None:
+def test_rank_of_a_command_has_no_exit_limit_while_all_ranks_run(command: Node) -> None:
     node = command
     child = node.runs("import time; time.sleep(3600)", any_left=False)
     node.look_for(20 * LIMIT)
     assert child.poll() is None
 
 
-def test_limit_is_off_with_the_detection(tmp_path: Path) -> None:
+def test_exit_limit_is_off_if_hang_detection_is_off(tmp_path: Path) -> None:
     node = Node(tmp_path, detect=False)
     node.done(0, 0)
     assert not node.look_for(20 * LIMIT)
 
 
-def test_launcher_has_a_limit_of_its_own_after_all_ranks_have_exited(node: Node) -> None:
+def test_launcher_has_its_own_exit_limit_after_all_ranks_have_exited(node: Node) -> None:
     """The launcher of another node may never arrive."""
     node.done(0, 0)
     RankProcesses(first_rank=2, any_left=True).write(node.folder)
@@ -206,7 +208,7 @@ FAILURES: list[tuple[Callable[[], Failure], str]] = [
 
 
 @pytest.mark.parametrize(("failure", "message"), FAILURES)
-def test_failure_after_the_work_is_a_problem(
+def test_failure_after_the_work_is_done_is_an_exit_problem(
     node: Node, failure: Callable[[], Failure], message: str
 ) -> None:
     write_exit_failures(node.folder, [failure()])

@@ -24,7 +24,7 @@ def _reaper() -> Iterator[None]:
         yield
 
 
-EMPTY = "python needs a script, a module or code, and gets an empty argument or none"
+EMPTY = "python needs a script, a module or code, but gets none or an empty argument"
 
 
 @pytest.mark.parametrize(
@@ -53,14 +53,14 @@ def test_missing_program_fails_the_attempt_in_one_sentence(
     assert not node.status.failure.traceback
 
 
-def test_program_itself_may_get_empty_arguments(tmp_path: Path) -> None:
+def test_empty_arguments_reach_the_program(tmp_path: Path) -> None:
     for command in (["sh", "-c", ""], ["python", __file__, ""], ["python", "-m", "json", ""]):
         node = config(tmp_path, **{Env.COMMAND: json.dumps(command), Env.TASK: None})
         assert command_problem(node) == ""
 
 
 @pytest.mark.parametrize("module", ["json.tool", "own", "folder.main", "sys"])
-def test_modules_that_python_finds_are_started(
+def test_command_that_names_an_importable_module_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str
 ) -> None:
     (tmp_path / "own.py").touch()
@@ -73,7 +73,7 @@ def test_modules_that_python_finds_are_started(
     assert bool(command_problem(node, {"PYTHONSAFEPATH": "1"})) is missing
 
 
-def test_launcher_killed_for_lack_of_memory_is_out_of_memory(
+def test_launcher_killed_for_lack_of_memory_is_reported_as_out_of_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counts = iter([4, 5])
@@ -135,7 +135,7 @@ class LostStandby:
         return False
 
     def close(self) -> None:
-        """No process runs."""
+        """Do nothing, because no process runs."""
 
 
 @pytest.mark.parametrize("lost", [1, 2])

@@ -24,7 +24,7 @@ def launch(
     env: Mapping[str, str] | None = None,
     given: Mapping[str, str] | None = None,
 ) -> Launch:
-    """Return a launch for changes `env` of the operator's variables in an environment `given`."""
+    """Return the launch for the operator's variables, changed by `env`, in an environment."""
     changes: dict[str, str | None] = dict(env or {})
     if Env.COMMAND in changes:
         changes[Env.TASK] = None
@@ -51,14 +51,14 @@ def test_only_node_0_hosts_the_store(tmp_path: Path) -> None:
     assert "--rdzv-conf=is_host=false,join_timeout=600,last_call_timeout=1" in second
 
 
-def test_attempts_do_not_share_a_rendezvous(tmp_path: Path) -> None:
+def test_each_attempt_has_its_own_rendezvous(tmp_path: Path) -> None:
     first, second = (set(launch(tmp_path, attempt).line) for attempt in (1, 2))
     assert "--rdzv-id=uid-1-1" in first - second
     assert "--rdzv-id=uid-1-2" in second - first
     assert "--rdzv-endpoint=digits-0.digits:29401" in first - second
 
 
-def test_rendezvous_of_a_job_with_a_secret_has_an_id_that_nobody_can_guess(tmp_path: Path) -> None:
+def test_rendezvous_id_of_a_job_with_a_secret_cannot_be_guessed(tmp_path: Path) -> None:
     made = [launch(tmp_path, 1, {Env.JOB_SECRET: secret}) for secret in ("a" * 32, "b" * 32)]
     ids = [next(word for word in one.line if word.startswith("--rdzv-id=")) for one in made]
     assert all(re.fullmatch(r"--rdzv-id=uid-1-1-[0-9a-f]{32}", one) for one in ids)
@@ -70,7 +70,7 @@ def test_rendezvous_of_a_job_with_a_secret_has_an_id_that_nobody_can_guess(tmp_p
         assert not [word for word in one.command if key in word], "the process list shows the key"
 
 
-def test_variables_of_torchrun_do_not_replace_the_arguments_of_its_line(
+def test_environment_variables_of_torchrun_do_not_override_its_arguments(
     tmp_path: Path,
 ) -> None:
     """torchrun reads a default for each of its arguments from the environment."""
@@ -81,8 +81,8 @@ def test_variables_of_torchrun_do_not_replace_the_arguments_of_its_line(
     assert not names.keys() & found.keys()
 
 
-def test_launch_without_a_secret_signs_nothing(tmp_path: Path) -> None:
-    """Its peers are pods of an older operator, which could not read it."""
+def test_launch_of_a_job_without_a_secret_sets_no_rendezvous_key(tmp_path: Path) -> None:
+    """The peers are pods of an older operator, which could not use a key."""
     assert launch(tmp_path).environment[RENDEZVOUS_KEY_ENV] == ""
 
 
@@ -106,7 +106,9 @@ def test_consecutive_attempts_always_have_different_ports() -> None:
     ],
     ids=lambda v: " ".join(v) if v and v[0] in {"python", "python3"} else None,
 )
-def test_entrypoint_of_each_rank(tmp_path: Path, command: list[str], arguments: list[str]) -> None:
+def test_torchrun_gets_the_entrypoint_of_the_command(
+    tmp_path: Path, command: list[str], arguments: list[str]
+) -> None:
     assert line(tmp_path, command) == arguments
 
 
@@ -114,7 +116,7 @@ def test_task_runs_in_the_bundled_trainer(tmp_path: Path) -> None:
     assert launch(tmp_path).line[-3:] == ["-m", "ddp_trainer", "train"]
 
 
-def test_command_equals_the_printed_line_except_for_the_wrapper(tmp_path: Path) -> None:
+def test_command_equals_the_logged_command_line_except_for_the_wrapper(tmp_path: Path) -> None:
     found = launch(tmp_path)
     assert found.command[1:5] == ["-u", "-P", "-m", "ddp_agent.launcher.torchrun"]
     assert found.command[5:] == found.line[1:] == found.arguments
@@ -157,7 +159,7 @@ def test_container_environment_reaches_the_ranks(tmp_path: Path) -> None:
     [({}, "3"), ({"OMP_NUM_THREADS": "7"}, "7")],
     ids=["by the quota", "set"],
 )
-def test_threads_fit_the_quota_unless_they_are_set(
+def test_thread_count_fits_the_cpu_quota_unless_the_job_sets_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, str], threads: str
 ) -> None:
     monkeypatch.setattr("ddp_agent.processes.launch.cpu_count", lambda: 6)

@@ -1,4 +1,4 @@
-"""Copies of the logs on the shared volume, which never disturb the run."""
+"""Tests of the copies of the logs on the shared volume, which must never disturb the run."""
 
 import sys
 from functools import partial
@@ -112,7 +112,7 @@ def test_log_and_copy_of_a_run_that_prints_without_end_are_bounded(tmp_path: Pat
 
 @pytest.mark.usefixtures("_small_limits")
 @pytest.mark.skipif(sys.platform != "linux", reason="frees parts of a file")
-def test_log_is_bounded_although_the_volume_takes_nothing(tmp_path: Path) -> None:
+def test_log_is_bounded_while_the_volume_accepts_no_data(tmp_path: Path) -> None:
     """Lines that were freed before the volume came back are lost, the later ones are copied."""
     source, target = tmp_path / "scratch", tmp_path / "volume"
     source.mkdir()

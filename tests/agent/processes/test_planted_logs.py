@@ -45,7 +45,9 @@ def copy_through(home: Path, link: str) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("link", LINKS)
-def test_copies_follow_no_link(tmp_path: Path, link: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_copies_follow_no_symbolic_link(
+    tmp_path: Path, link: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     untouched = {"file": b"not yours"}
     assert copy_through(tmp_path / "on", link) == untouched
     unprotected(monkeypatch)
@@ -63,7 +65,7 @@ def remove_through(home: Path) -> dict[str, bytes]:
     return content(victim)
 
 
-def test_removal_of_old_logs_follows_no_link(
+def test_removal_of_old_logs_follows_no_symbolic_link(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert remove_through(tmp_path / "on") == {"node-0/stdout.log": b"not yours"}
@@ -72,7 +74,7 @@ def test_removal_of_old_logs_follows_no_link(
 
 
 def copies_into_a_pipe(run: Path) -> bool:
-    """Put a pipe in the place of a copy, and return whether the copying waits."""
+    """Put a pipe in the place of a log copy, and return whether the agent blocks."""
     folder = run / "logs" / "attempt-12" / "node-0"
     folder.mkdir(parents=True)
     pipe = folder / "stdout.log"
@@ -84,7 +86,7 @@ def copies_into_a_pipe(run: Path) -> bool:
     return waits
 
 
-def test_agent_waits_for_no_pipe(
+def test_agent_does_not_wait_on_a_planted_pipe(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(log_mirror, "_CLOSE_SECONDS", 0.5)
@@ -95,7 +97,7 @@ def test_agent_waits_for_no_pipe(
     assert copies_into_a_pipe(tmp_path / "off" / "run"), "without the protection"
 
 
-def test_link_above_the_run_but_in_the_claim_is_refused(
+def test_symbolic_link_above_the_run_directory_in_the_claim_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     claim, victim = tmp_path / "claim", tmp_path / "victim"

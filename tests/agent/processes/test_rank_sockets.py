@@ -53,7 +53,7 @@ def connect(child: subprocess.Popen[bytes]) -> None:
     child.stdin.flush()
 
 
-def test_connection_counts_for_the_process_that_holds_it(
+def test_connection_is_counted_for_the_process_that_holds_it(
     store: socket.socket, rank: subprocess.Popen[bytes]
 ) -> None:
     port = port_of(store)
@@ -76,7 +76,7 @@ def launch(tmp_path: Path) -> Launch:
     return made
 
 
-def test_command_is_not_training_before_its_process_group(
+def test_command_does_not_count_as_training_before_it_has_a_process_group(
     tmp_path: Path, launch: Launch, store: socket.socket, rank: subprocess.Popen[bytes]
 ) -> None:
     given = {Env.TASK: None, Env.COMMAND: json.dumps(["python", "t.py"]), Env.PROCS_PER_NODE: "1"}

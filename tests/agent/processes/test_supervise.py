@@ -1,4 +1,4 @@
-"""Process trees with real processes: all of them end, and all are reaped."""
+"""Tests of process trees with real processes. All processes must end and be reaped."""
 
 import os
 import shutil
@@ -48,25 +48,25 @@ def read_pid(path: Path) -> int:
     [("", 0), ("raise SystemExit(7)", 7), ("import os; os.kill(os.getpid(), 9)", -9)],
     ids=["success", "exit code", "signal"],
 )
-def test_poll_returns_how_the_root_ended(code: str, returncode: int) -> None:
+def test_poll_returns_the_exit_code_of_the_root_process(code: str, returncode: int) -> None:
     tree = python(code)
     assert exit_code(tree) == returncode
     assert tree.poll() == returncode
 
 
-def test_running_root_has_no_exit_code() -> None:
+def test_running_root_process_has_no_exit_code() -> None:
     tree = python(SLEEP)
     assert tree.poll() is None
     assert is_running(tree.pid)
     tree.kill()
 
 
-def test_root_has_exactly_the_given_environment() -> None:
+def test_root_process_has_exactly_the_given_environment() -> None:
     code = "import os; raise SystemExit(os.environ['A'] != 'b' or 'HOME' in os.environ)"
     assert exit_code(python(code, A="b")) == 0
 
 
-def test_signal_reaches_the_root() -> None:
+def test_signal_reaches_the_root_process() -> None:
     tree = python(SLEEP)
     tree.signal(signal.SIGTERM)
     assert exit_code(tree) == -signal.SIGTERM
@@ -79,7 +79,7 @@ def test_signal_after_the_end_does_nothing() -> None:
     assert tree.returncode == 0
 
 
-def test_grandchild_in_a_new_session_survives_the_root_and_is_killed(
+def test_grandchild_that_outlives_the_root_process_is_killed(
     tmp_path: Path,
 ) -> None:
     file = tmp_path / "pid"
@@ -97,7 +97,7 @@ open({str(file)!r}, "w").write(f"{{child.pid}}\\n")
     assert not is_running(grandchild)
 
 
-def test_tree_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
+def test_process_tree_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
     file = tmp_path / "pid"
     tree = python(
         f"""
@@ -114,7 +114,7 @@ time.sleep(600)
     assert tree.returncode == -signal.SIGKILL
 
 
-def test_tree_that_forks_during_the_kill_is_killed_completely() -> None:
+def test_process_tree_that_forks_during_the_kill_is_killed_completely() -> None:
     tree = python(
         f"""
 import subprocess, sys
@@ -134,7 +134,7 @@ def test_kill_reaps_all_processes() -> None:
         os.waitpid(-1, os.WNOHANG)
 
 
-def test_kill_returns_false_if_processes_outlast_it() -> None:
+def test_kill_returns_false_if_a_process_does_not_end() -> None:
     tree = python(SLEEP)
     os.kill(tree.pid, signal.SIGSTOP)
     assert not tree.kill(seconds=-1)
@@ -160,7 +160,7 @@ def test_zombie_does_not_count_as_running() -> None:
 
 
 def test_stopped_child_of_a_process_is_found(tmp_path: Path) -> None:
-    """For example a data worker of a rank, for which the rank waits."""
+    """A rank may wait for a stopped child, for example a data worker."""
     path = tmp_path / "child"
     code = f"""
 import os, signal, subprocess, sys, time

@@ -1,4 +1,4 @@
-"""The warm standby with real torch: ranks are forks, and failures are reported as without it."""
+"""Tests of the warm standby with real torch: forked ranks report failures as new processes do."""
 
 import json
 import os
@@ -85,7 +85,7 @@ def test_ranks_are_forked_with_the_environment_of_their_attempt(
 def test_ranks_start_although_the_store_resolves_addresses_during_the_fork(
     tmp_path: Path,
 ) -> None:
-    """A process that hosts the store would fork ranks that wait for ever for the resolver."""
+    """A process that hosts the store would fork ranks that wait forever for the resolver."""
     given = environment(tmp_path) | with_lasting_lock(tmp_path)
     made = Standby(warm.standby_environment({**os.environ, **given}))
     try:
@@ -97,7 +97,7 @@ def test_ranks_start_although_the_store_resolves_addresses_during_the_fork(
         os.waitpid(made.pid, 0)
 
 
-def test_store_whose_port_is_taken_is_reported(standby: Standby, tmp_path: Path) -> None:
+def test_taken_port_of_the_rendezvous_store_is_reported(standby: Standby, tmp_path: Path) -> None:
     launch = prepared(tmp_path, "")
     (endpoint,) = [one for one in launch.arguments if one.startswith("--rdzv-endpoint=")]
     with socket.create_server(("", int(endpoint.rpartition(":")[2]))):
@@ -133,7 +133,7 @@ def test_fork_collects_garbage_but_ignores_the_imported_objects(
     assert "collects True True" in log.read_text()
 
 
-def test_kernel_prefers_ranks_over_the_standby_for_an_oom_kill(
+def test_kernel_kills_ranks_before_the_standby_when_memory_runs_out(
     standby: Standby, tmp_path: Path
 ) -> None:
     own = int(Path(f"/proc/{standby.pid}/oom_score_adj").read_text())
@@ -144,7 +144,7 @@ def test_kernel_prefers_ranks_over_the_standby_for_an_oom_kill(
     assert f"score {min(1000, own + 300)}\n" in log.read_text()
 
 
-def test_standby_starts_before_the_agent_if_the_environment_asks_for_it(
+def test_standby_starts_before_the_agents_imports_if_it_is_enabled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     early = object()
@@ -224,7 +224,7 @@ def test_stop_signal_reaches_the_ranks(standby: Standby, tmp_path: Path) -> None
     assert len(list(tmp_path.glob("saved-*"))) == 2
 
 
-def test_ranks_that_do_not_stop_have_the_time_that_the_agent_states(
+def test_ranks_that_do_not_stop_are_killed_after_the_grace_period_of_the_agent(
     standby: Standby, tmp_path: Path
 ) -> None:
     """torchrun's own limit is 30 s, longer than this test waits."""
@@ -243,7 +243,7 @@ def test_ranks_that_do_not_stop_have_the_time_that_the_agent_states(
     assert exit_code(tree) == 128 + signal.SIGTERM
 
 
-def test_lost_standby_cannot_fork(tmp_path: Path) -> None:
+def test_fork_of_a_standby_that_has_ended_raises_an_error(tmp_path: Path) -> None:
     lost = Standby({"PATH": os.defpath, "PYTHONPATH": "/nowhere", "PYTHONHOME": "/nowhere"})
     with pytest.raises(StandbyLostError):
         lost.wait_ready(10)

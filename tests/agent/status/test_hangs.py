@@ -1,4 +1,4 @@
-"""The agent detects that its ranks make no progress, and asks them what they do."""
+"""Tests that the agent detects ranks without progress and inspects them."""
 
 import threading
 import time
@@ -46,7 +46,7 @@ class Node:
         (self.folder / f"{rank}.json").write_text(heartbeat.to_json())
 
     def look_after(self, seconds: float) -> list[HungRank] | None:
-        """Return what the agent finds after looking at it all this time."""
+        """Return the agent's findings after it has checked repeatedly for this many seconds."""
         for _ in range(int(seconds)):
             self.ahead += 1.0
             self.detector.look()
@@ -67,21 +67,21 @@ def test_agent_reports_ranks_without_progress_after_the_limit(node: Node) -> Non
     assert found[0].inspection is None, "nobody answers here"
 
 
-def test_one_rank_within_its_limit_keeps_the_others_from_being_reported(node: Node) -> None:
+def test_agent_reports_no_hang_while_one_rank_is_within_its_limit(node: Node) -> None:
     node.records[1].enter(Activity.CHECKPOINT)
     assert node.look_after(1700) is None
     assert node.look_after(200) is not None
 
 
 def test_second_update_of_an_attempt_may_take_as_long_as_a_start(node: Node) -> None:
-    """No update was measured yet, so a slow one is nothing unusual."""
+    """No update was measured yet, so a slow update may be normal."""
     for rank in (0, 1):
         node.write(rank, updates=0)
     assert node.look_after(1700) is None
     assert node.look_after(200) is not None
 
 
-def test_progress_withdraws_the_report(node: Node) -> None:
+def test_progress_clears_the_report_of_a_hang(node: Node) -> None:
     assert node.look_after(35) is not None
     node.records[0].step(8)
     node.records[1].step(8)
@@ -91,17 +91,17 @@ def test_progress_withdraws_the_report(node: Node) -> None:
     assert node.detector.look() is None
 
 
-def test_ranks_that_are_done_do_not_hang(node: Node) -> None:
+def test_ranks_in_phase_done_do_not_count_as_hung(node: Node) -> None:
     for rank in (0, 1):
         node.write(rank, RankPhase.DONE)
     assert node.look_after(3600) is None
 
 
-def test_detection_can_be_switched_off(tmp_path: Path) -> None:
+def test_hang_detection_can_be_switched_off(tmp_path: Path) -> None:
     assert Node(tmp_path, detect=False).look_after(3600) is None
 
 
-def test_pause_of_the_whole_container_is_no_hang(node: Node) -> None:
+def test_pause_of_the_whole_container_does_not_count_as_a_hang(node: Node) -> None:
     """The agent is paused with its ranks, for example while the machine migrates."""
     node.ahead += 3600.0
     assert node.detector.look() is None
@@ -122,7 +122,9 @@ def test_pause_of_the_whole_container_is_no_hang(node: Node) -> None:
         (Activity.ENDING, 0.0, 1800),
     ],
 )
-def test_each_activity_has_its_limit(activity: Activity, p99: float | None, limit: float) -> None:
+def test_each_activity_has_its_own_hang_limit(
+    activity: Activity, p99: float | None, limit: float
+) -> None:
     assert HangLimits().of(activity, p99) == limit
 
 
@@ -140,7 +142,7 @@ def test_each_activity_has_its_limit(activity: Activity, p99: float | None, limi
         (Activity.CHECKPOINT, 0.1, False, 1800),
     ],
 )
-def test_limit_that_ends_an_attempt_depends_on_what_the_rank_does(
+def test_hang_limit_depends_on_the_activity_of_the_rank(
     activity: Activity, p99: float | None, compiles: bool, limit: float
 ) -> None:
     assert HangLimits().end(activity, p99, compiles=compiles) == limit
@@ -160,8 +162,8 @@ def test_rank_is_a_suspect_before_its_limit_ends_the_attempt(
     assert found[1].seconds > limit, "the ranks were asked again"
 
 
-def test_rank_that_compiles_has_the_limit_of_a_start(node: Node) -> None:
-    """For example for the last batch, which has another shape."""
+def test_rank_that_compiles_has_the_hang_limit_of_a_start(node: Node) -> None:
+    """A rank may compile in any update, for example for a last batch of another shape."""
 
     def answer() -> None:
         for rank in (0, 1):
@@ -180,7 +182,7 @@ def test_rank_that_compiles_has_the_limit_of_a_start(node: Node) -> None:
     assert [one.overdue for one in found] == [True, True]
 
 
-def test_report_holds_few_stacks() -> None:
+def test_report_of_a_hang_holds_at_most_a_few_stacks() -> None:
     """The operator keeps the reports of all nodes of a large job."""
     inspections = [RankInspection(waits=rank % 2 == 0, stack="f") for rank in range(8)]
     found = [
@@ -236,7 +238,7 @@ def wait_in_user_code(end: threading.Event) -> None:
 
 
 @pytest.mark.usefixtures("_sleeping_rank")
-def test_a_rank_that_answers_shows_its_stack(tmp_path: Path) -> None:
+def test_rank_that_answers_an_inspection_shows_its_stack(tmp_path: Path) -> None:
     node = Node(tmp_path)
     assert node.look_after(31) is None, "the agent has only asked yet"
     found: list[HungRank] = []
@@ -260,7 +262,7 @@ def hung(rank: int, *, waits: bool | None = None, **fields: object) -> HungRank:
     return HungRank(**(given | fields), inspection=inspection)
 
 
-def test_sentence_names_what_the_rank_does() -> None:
+def test_message_of_a_hang_names_what_the_rank_does() -> None:
     start = "rank 1 has made no progress for 31 s, in forward: "
     assert sentence(hung(1)) == f"{start}it does not answer"
     assert sentence(hung(1, waits=True)) == f"{start}it waits in all_reduce of [8] (number 7)"
@@ -268,7 +270,7 @@ def test_sentence_names_what_the_rank_does() -> None:
     assert sentence(hung(1, blocked="it is stopped")) == f"{start}it is stopped"
 
 
-def test_a_node_whose_ranks_all_wait_is_not_the_root_cause() -> None:
+def test_node_whose_ranks_all_wait_is_not_the_root_cause() -> None:
     waiting = describe_hang([hung(0, waits=True), hung(1, waits=True)], 3, 5.0)
     assert (waiting.rank, waiting.secondary) == (0, True)
     guilty = describe_hang([hung(0, waits=True), hung(1, waits=False)], 3, 5.0)

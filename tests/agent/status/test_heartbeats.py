@@ -68,7 +68,7 @@ def test_heartbeats_of_other_attempts_are_ignored(tmp_path: Path) -> None:
     assert len(read_heartbeats(tmp_path, 1)) == 1
 
 
-def test_missing_heartbeat_directory_counts_as_empty(tmp_path: Path) -> None:
+def test_missing_heartbeat_directory_gives_no_heartbeats(tmp_path: Path) -> None:
     assert read_heartbeats(tmp_path / "missing", 1) == []
 
 
@@ -112,7 +112,7 @@ def test_ranks_without_heartbeats_count_as_spawned_once_their_logs_exist(tmp_pat
     assert all_spawned(tmp_path, 2)
 
 
-def test_activity_record_makes_an_old_heartbeat_exact(tmp_path: Path) -> None:
+def test_activity_record_adds_the_newest_step_to_an_old_heartbeat(tmp_path: Path) -> None:
     write(tmp_path, heartbeat(step=7, at=1.0))
     record = ActivityWriter(tmp_path / "0.activity")
     record.step(6)

@@ -80,20 +80,20 @@ def test_hostile_program_adds_a_bounded_number_of_series(tmp_path: Path) -> None
     assert max(map(len, found)) < 200
 
 
-def test_command_without_heartbeats_has_metrics_of_its_container(tmp_path: Path) -> None:
+def test_command_without_heartbeats_still_has_container_metrics(tmp_path: Path) -> None:
     found = series(tmp_path, agent_status(0, ranks=[]))
     assert not [name for name in found if name.startswith("ddp_train")]
     assert 'ddp_agent_oom_kills_total{ddpjob="digits",node_index="0"}' in found
 
 
-def test_times_are_not_part_of_the_status() -> None:
+def test_rank_times_are_not_part_of_the_agent_status() -> None:
     status = agent_status(0).model_copy(update={"ranks": [beat(0)]})
     assert "updateSeconds" not in status.to_json()
     assert "updateSeconds" in beat(0).to_json()
 
 
 def test_state_of_a_gpu_is_read_in_base_units(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The functions replace the driver's, whose units are percent and milliwatts."""
+    """Fake driver functions return percent and milliwatts, as the driver does."""
     answers = {
         "nvmlInit": None,
         "nvmlDeviceGetCount": 1,

@@ -1,4 +1,4 @@
-"""Agent status: which changes wake those who wait for one."""
+"""Tests of which changes of the agent status wake waiting readers."""
 
 import pytest
 
@@ -28,7 +28,9 @@ def test_first_checkpoint_of_an_attempt_wakes_the_reader_and_later_ones_do_not(
     assert cell.current().checkpoint == saved(60, LAUNCHED + 60)
 
 
-def test_checkpoint_that_the_attempt_resumed_from_wakes_nobody(cell: AgentStatusCell) -> None:
+def test_checkpoint_from_which_the_attempt_resumed_does_not_wake_the_reader(
+    cell: AgentStatusCell,
+) -> None:
     before = cell.current().revision
     resumed = saved(20, LAUNCHED - 1.0)
     cell.set_checkpoint(resumed)

@@ -43,7 +43,7 @@ def test_short_status_is_written_whole_except_for_the_command(tmp_path: Path) ->
     assert written(tmp_path, given_status) == given_status.model_copy(update={"command": []})
 
 
-def test_only_the_first_rank_is_written_which_has_the_resumed_step(tmp_path: Path) -> None:
+def test_termination_message_holds_only_the_first_of_many_ranks(tmp_path: Path) -> None:
     ranks = [heartbeat(local_rank=i, rank=i, resumed_from=9) for i in range(64)]
     assert written(tmp_path, status(ranks=ranks)).ranks == ranks[:1]
 
@@ -59,7 +59,7 @@ def test_long_traceback_keeps_its_end_and_the_message(tmp_path: Path) -> None:
 
 
 @given(message=TEXT, traceback=TEXT)
-def test_any_failure_fits_and_can_be_parsed(
+def test_any_failure_fits_into_the_termination_message_and_can_be_parsed(
     tmp_path_factory: pytest.TempPathFactory, message: str, traceback: str
 ) -> None:
     failure = Failure(attempt=2, at=4.0, message=message[:1024], traceback=traceback[-4096:])

@@ -67,7 +67,7 @@ def counter(nvml: StubNvml) -> Iterator[XidCounter]:
     counter.close()
 
 
-def test_errors_are_counted_by_gpu_and_number(nvml: StubNvml, counter: XidCounter) -> None:
+def test_xid_errors_are_counted_by_gpu_and_number(nvml: StubNvml, counter: XidCounter) -> None:
     before = counter.counts
     for gpu, xid in [(0, 79), (1, 31), (0, 79), (1, 999), (1, 100_000)]:
         nvml.send(gpu, xid)
@@ -77,7 +77,7 @@ def test_errors_are_counted_by_gpu_and_number(nvml: StubNvml, counter: XidCounte
     assert nvml.registered == [0, 1]
 
 
-def test_other_events_are_no_errors(nvml: StubNvml, counter: XidCounter) -> None:
+def test_nvml_events_of_other_kinds_are_not_counted(nvml: StubNvml, counter: XidCounter) -> None:
     kind = pynvml.nvmlEventTypeSingleBitEccError
     nvml.events.put(SimpleNamespace(device=0, eventType=kind, eventData=0))
     nvml.send(0, 79)
@@ -85,7 +85,7 @@ def test_other_events_are_no_errors(nvml: StubNvml, counter: XidCounter) -> None
     assert counter.counts == {(0, "79"): 1}
 
 
-def test_counter_continues_after_an_error_of_nvml(
+def test_xid_counter_continues_after_an_error_of_nvml(
     nvml: StubNvml, counter: XidCounter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ddp_agent.status.xids._PAUSE_SECONDS", 0.01)
@@ -94,7 +94,7 @@ def test_counter_continues_after_an_error_of_nvml(
     wait_until(lambda: counter.counts == {(1, "79"): 1}, "the error is counted")
 
 
-def test_gpu_without_xid_events_does_not_hide_those_of_others(
+def test_gpu_without_xid_support_does_not_hide_the_errors_of_other_gpus(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     nvml = StubNvml(monkeypatch, unsupported=(0,))
@@ -106,7 +106,7 @@ def test_gpu_without_xid_events_does_not_hide_those_of_others(
 
 
 @pytest.mark.parametrize("gpus", [[], [0, 1]])
-def test_thread_ends_if_no_gpu_reports_errors(
+def test_thread_ends_if_no_gpu_supports_xid_events(
     monkeypatch: pytest.MonkeyPatch, gpus: list[int]
 ) -> None:
     nvml = StubNvml(monkeypatch, unsupported=(0, 1))
@@ -114,7 +114,7 @@ def test_thread_ends_if_no_gpu_reports_errors(
     assert nvml.waits == 0
 
 
-def test_reading_the_counts_does_not_wait(nvml: StubNvml, counter: XidCounter) -> None:
+def test_reading_the_xid_counts_does_not_block(nvml: StubNvml, counter: XidCounter) -> None:
     nvml.send(0, 79)
     wait_until(lambda: bool(counter.counts), "the error is counted")
     reader = GpuReader(lambda: counter.counts)
@@ -125,7 +125,7 @@ def test_reading_the_counts_does_not_wait(nvml: StubNvml, counter: XidCounter) -
     assert time.perf_counter() - start < 1.0, "less than a millisecond each, on a busy machine too"
 
 
-def test_only_new_errors_are_named() -> None:
+def test_only_xids_that_are_new_since_the_last_reading_are_named() -> None:
     before = {(0, "79"): 1, (1, "31"): 1}
     assert new_xids(before, before) == ""
     now = {(0, "79"): 1, (1, "31"): 2, (1, "119"): 1, (3, "other"): 1}
@@ -143,7 +143,7 @@ def test_only_new_errors_are_named() -> None:
         ('message="x" * 1024', "x" * 990 + "; {xid}"),
     ],
 )
-def test_message_of_a_failed_attempt_names_the_errors(
+def test_message_of_a_failed_attempt_names_the_xid_errors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: str, message: str
 ) -> None:
     """An error of an earlier attempt is not named again."""

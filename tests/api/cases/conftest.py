@@ -85,7 +85,7 @@ def proxy(launcher: OperatorLauncher) -> FaultProxy:
 
 @pytest.fixture
 def job(api: Api, agents: FakeAgents, namespace: str) -> Job:
-    """Return a job for this test alone, not created yet, with its fake kubelets."""
+    """Return a job for this test alone, with its fake kubelets. The job is not created yet."""
     return Job(api, agents, namespace)
 
 

@@ -44,7 +44,7 @@ class ServiceAccount:
 
     @property
     def command_prefix(self) -> tuple[str, ...]:
-        """Words in front of a command that must find the folder where a pod has it."""
+        """Command prefix that mounts the folder at its path in a pod."""
         private = ("unshare", "--mount", "--propagation", "private")
         return (*private, "sh", "-c", _MOUNT, str(self.folder))
 

@@ -210,7 +210,7 @@ async def test_operator_reports_a_missing_create_permission_and_recovers(
 
 
 @pytest.mark.parametrize("seconds", [3.0, pytest.param(75.0, marks=pytest.mark.sweep)])
-async def test_operator_recovers_from_a_missing_watch_permission(
+async def test_operator_recovers_when_a_revoked_watch_permission_is_granted_again(
     launcher: OperatorLauncher, api: Api, operator: OperatorProcess, job: Job, seconds: float
 ) -> None:
     await job.train()

@@ -17,14 +17,14 @@ pytestmark = [pytest.mark.api, pytest.mark.usefixtures("operator")]
 
 @pytest.fixture(scope="module")
 def shared_operator(launcher: OperatorLauncher) -> Iterator[OperatorProcess]:
-    """Yield an operator that lets jobs ask for what admission then rejects."""
+    """Yield an operator that accepts every podTemplate, even one that the API server rejects."""
     with launcher.operator("shared", settings={"pod_template": "full"}) as operator:
         yield operator
 
 
 ADMISSION = "/apis/admissionregistration.k8s.io/v1"
 CREATIONS_IN_TEN_SECONDS = 8
-"""Requests for one pod at 0, 0.2, 0.4, 0.8 ... s, each delay shortened by up to a half."""
+"""Maximum requests for one pod in 10 s: at 0, 0.2, 0.4, 0.8 ... s, with jitter of up to a half."""
 
 
 async def check_backoff(proxy: FaultProxy, job: Job, since: float) -> None:

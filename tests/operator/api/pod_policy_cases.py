@@ -117,7 +117,7 @@ ELSEWHERE: dict[str, tuple[JSON, str]] = {
         )
     },
 }
-"""Specs that `scheduling` refuses for a field outside of the pod spec, with the message's begin."""
+"""Specs that `scheduling` refuses for a field outside of the pod spec, with the message's start."""
 
 ALLOWED: dict[str, JSON] = {
     "nothing": {},

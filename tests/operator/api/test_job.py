@@ -127,7 +127,7 @@ def _parse_error(manifest: dict[str, Any]) -> str | None:
 
 
 @given(st.dictionaries(PRINTABLE | st.sampled_from(["apiVersion", "kind"]), JSON_VALUES))
-def test_any_document_without_a_valid_kind_gives_one_line_of_error(
+def test_document_without_a_valid_kind_gives_a_one_line_error(
     manifest: dict[str, Any],
 ) -> None:
     error = _parse_error(manifest)
@@ -136,7 +136,7 @@ def test_any_document_without_a_valid_kind_gives_one_line_of_error(
 
 
 @given(spec=_fields(DDPJobSpec), name=PRINTABLE)
-def test_any_spec_gives_a_job_or_one_line_of_error(spec: dict[str, Any], name: str) -> None:
+def test_any_spec_gives_a_job_or_a_one_line_error(spec: dict[str, Any], name: str) -> None:
     error = _parse_error({**job_manifest(name), "spec": spec})
     if error is not None:
         assert error.splitlines() == [error]
@@ -144,7 +144,7 @@ def test_any_spec_gives_a_job_or_one_line_of_error(spec: dict[str, Any], name: s
 
 
 @given(_fields(DDPJobStatus))
-def test_any_status_gives_a_job_or_one_line_of_error(status: dict[str, Any]) -> None:
+def test_any_status_gives_a_job_or_a_one_line_error(status: dict[str, Any]) -> None:
     error = _parse_error({**job_manifest(), "status": status})
     if error is not None:
         assert error.splitlines() == [error]

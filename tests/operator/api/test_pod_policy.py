@@ -17,7 +17,7 @@ def sentence(spec: dict[str, Any], policy: PodTemplatePolicy) -> str | None:
 
 
 @pytest.mark.parametrize(("spec", "field"), REFUSED.values(), ids=REFUSED.keys())
-def test_field_that_needs_the_full_policy_is_named(spec: dict[str, Any], field: str) -> None:
+def test_field_that_needs_the_policy_full_is_named(spec: dict[str, Any], field: str) -> None:
     found = sentence(spec, SCHEDULING) or ""
     assert found.startswith(f"spec.podTemplate.spec.{field}: must ")
     assert found.endswith(", because the podTemplate policy of this installation is scheduling")
@@ -31,7 +31,7 @@ def test_field_outside_of_the_pod_spec_is_named(spec: dict[str, Any], begin: str
 
 
 @pytest.mark.parametrize("spec", ALLOWED.values(), ids=ALLOWED.keys())
-def test_scheduling_allows_placement_and_containers_without_privileges(
+def test_policy_scheduling_allows_placement_and_unprivileged_containers(
     spec: dict[str, Any],
 ) -> None:
     assert sentence(spec, SCHEDULING) is None
@@ -41,7 +41,7 @@ def test_scheduling_allows_placement_and_containers_without_privileges(
         assert sentence(spec, OFF) is None
 
 
-def test_off_refuses_the_priority_of_kubernetes_itself() -> None:
+def test_policy_off_refuses_system_priority_classes() -> None:
     spec = {"priorityClassName": "system-node-critical"}
     assert (sentence(spec, OFF) or "").startswith("spec.priorityClassName: must not begin with")
 
@@ -62,7 +62,7 @@ def test_off_refuses_the_priority_of_kubernetes_itself() -> None:
         (pod(priorityClassName=1), "spec.podTemplate.spec.priorityClassName: must be a string"),
     ],
 )
-def test_part_of_another_type_is_refused(spec: dict[str, Any], begin: str) -> None:
+def test_pod_template_field_of_a_wrong_type_is_refused(spec: dict[str, Any], begin: str) -> None:
     assert sentence(spec, SCHEDULING) == begin
 
 

@@ -122,7 +122,7 @@ BROKEN: dict[str, dict[str, Any]] = {
         "task": TASK,
         "network": {"profile": "Ethernet", "rdma": {"resource": "rdma/a"}},
     },
-    "spec.gang.queue: may be set only with type Volcano, because the others have no queues": {
+    "spec.gang.queue: may be set only with type Volcano, because other types have no queues": {
         "task": TASK,
         "gang": {"type": "Native", "queue": "research"},
     },
@@ -151,11 +151,13 @@ def error_of(manifest: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize(("message", "spec"), BROKEN.items(), ids=BROKEN.keys())
-def test_broken_rule_gives_its_message(message: str, spec: dict[str, Any]) -> None:
+def test_spec_that_breaks_a_rule_is_rejected_with_its_message(
+    message: str, spec: dict[str, Any]
+) -> None:
     assert error_of({**job_manifest(), "spec": spec}) == message
 
 
-def test_table_has_one_broken_spec_for_every_rule() -> None:
+def test_test_table_has_a_spec_that_breaks_each_rule() -> None:
     assert [rule.message for rule in SPEC_RULES] == list(BROKEN)
 
 
@@ -216,7 +218,7 @@ LABEL_WORDS = {
     "a\n": False,
     "ä": False,
 }
-"""Texts, and whether they are the name of a label or its value."""
+"""Texts, with whether each is a valid label name and a valid label value."""
 LABEL_KEYS = LABEL_WORDS | {
     "example.com/rack": True,
     "a/b": True,
@@ -229,7 +231,7 @@ LABEL_KEYS = LABEL_WORDS | {
 
 
 @pytest.mark.parametrize(("key", "valid"), LABEL_KEYS.items())
-def test_topology_key_is_that_of_a_label(key: str, valid: bool) -> None:
+def test_topology_key_must_be_a_label_key(key: str, valid: bool) -> None:
     manifest = job_manifest(topology={"key": key})
     if valid:
         assert parse_job(manifest).spec.topology is not None
@@ -238,7 +240,7 @@ def test_topology_key_is_that_of_a_label(key: str, valid: bool) -> None:
 
 
 @pytest.mark.parametrize(("product", "valid"), LABEL_WORDS.items())
-def test_gpu_product_is_the_value_of_a_label(product: str, valid: bool) -> None:
+def test_gpu_product_must_be_a_label_value(product: str, valid: bool) -> None:
     manifest = job_manifest(gpusPerNode=1, gpuProduct=product)
     if valid:
         assert parse_job(manifest).spec.gpu_product == product
@@ -247,7 +249,7 @@ def test_gpu_product_is_the_value_of_a_label(product: str, valid: bool) -> None:
 
 
 @pytest.mark.parametrize("manager", ["multikueue", "a.b/", "A.b/c", "a.b/c d", "", "a.b/c\n"])
-def test_controller_without_a_domain_or_a_name_is_refused(manager: str) -> None:
+def test_managed_by_without_a_domain_or_a_name_is_refused(manager: str) -> None:
     manifest = job_manifest(managedBy=manager)
     assert error_of(manifest).startswith("spec.managedBy: ")
     assert not server_accepts("spec", manifest["spec"])
@@ -257,7 +259,7 @@ def test_controller_without_a_domain_or_a_name_is_refused(manager: str) -> None:
     "name",
     ["a", "digits", "d-1", "a" * MAX_NAME_LENGTH],
 )
-def test_name_that_leaves_room_for_pod_numbers_is_accepted(name: str) -> None:
+def test_job_name_that_leaves_room_for_pod_numbers_is_accepted(name: str) -> None:
     assert new_job(name).metadata.name == name
 
 
@@ -266,7 +268,7 @@ def test_name_that_leaves_room_for_pod_numbers_is_accepted(name: str) -> None:
     ["a" * (MAX_NAME_LENGTH + 1), "1digits", "Digits", "di.gits", "digits-", "-digits", "digits\n"],
     ids=["too long", "digit first", "upper case", "dot", "dash last", "dash first", "line break"],
 )
-def test_name_that_cannot_name_pods_is_rejected_with_the_reason(name: str) -> None:
+def test_job_name_that_cannot_name_pods_is_rejected_with_the_reason(name: str) -> None:
     error = error_of(job_manifest(name))
     assert error == f"{NAME_RULE_MESSAGE}, got {name!r}"
 
@@ -326,7 +328,7 @@ LONG = "x" * 4096
     ],
     ids=["config", "args", "longest variable", "variable", "overlay"],
 )
-def test_value_with_which_no_program_can_start_is_refused(
+def test_environment_value_too_long_to_start_a_program_is_refused(
     spec: dict[str, Any], sentence: str | None
 ) -> None:
     manifest = job_manifest(**spec)
@@ -336,7 +338,7 @@ def test_value_with_which_no_program_can_start_is_refused(
         assert error_of(manifest) == sentence
 
 
-def test_longest_variable_is_that_of_linux() -> None:
+def test_longest_environment_variable_is_the_limit_of_linux() -> None:
     def start(size: int) -> None:
         env = {"A": "x" * (size - len("A="))}
         subprocess.run(["/bin/true"], env=env, check=True)
@@ -350,7 +352,7 @@ def test_longest_variable_is_that_of_linux() -> None:
 @pytest.mark.parametrize(
     "field", ["checkpoint", "volume", "mount", "pull secret", "priority class"]
 )
-def test_name_that_is_no_name_of_kubernetes_is_refused(field: str, name: str) -> None:
+def test_reference_that_is_no_kubernetes_name_is_refused(field: str, name: str) -> None:
     volumes = [{"name": "data", "emptyDir": {}}]
     specs: dict[str, dict[str, Any]] = {
         "checkpoint": {"checkpoint": {"claimName": name}},

@@ -41,7 +41,7 @@ def with_server_defaults(value: Any, schema: dict[str, Any]) -> Any:
     return value
 
 
-def test_server_defaults_do_not_change_the_hash() -> None:
+def test_defaults_of_the_api_server_do_not_change_the_spec_hash() -> None:
     stored = with_server_defaults(SPEC, part("spec"))
     assert stored["maxRestarts"] == 3
     assert stored["checkpoint"]["keep"] == 3
@@ -114,38 +114,38 @@ def test_change_of_a_pod_shaping_field_restarts_pods(field: str, value: Any) -> 
 @pytest.mark.parametrize(
     "change", [{"nodes": 3}, {"elastic": {"minNodes": 2}}, {"elastic": {"growAfterSeconds": 9}}]
 )
-def test_size_of_an_elastic_job_does_not_restart_pods(change: dict[str, Any]) -> None:
+def test_change_of_an_elastic_jobs_size_does_not_restart_pods(change: dict[str, Any]) -> None:
     elastic = {"elastic": {"minNodes": 1}}
     given = elastic | change
     given["elastic"] = {"minNodes": 1} | given["elastic"]
     assert shape_of(**given) == shape_of(**elastic)
 
 
-def test_number_of_spares_does_not_restart_pods() -> None:
+def test_change_of_the_number_of_spares_does_not_restart_pods() -> None:
     assert shape_of(spares=1) == shape_of(spares=3)
 
 
-def test_strikes_against_kubernetes_nodes_do_not_restart_pods() -> None:
+def test_new_strikes_against_kubernetes_nodes_do_not_restart_pods() -> None:
     job = new_job(**SPEC)
     strike = StrikeStatus(node="machine-1", count=2, last_time=NOW)
     assert with_status(job, strikes=[strike]).spec_hash == job.spec_hash
 
 
-def test_every_spec_field_is_in_one_of_the_two_tables() -> None:
+def test_every_spec_field_is_tested_as_restarting_or_not_restarting_pods() -> None:
     fields = {str(field.alias) for field in DDPJobSpec.model_fields.values()}
     assert LIFECYCLE.keys() | SHAPING.keys() == fields
 
 
-def test_different_pod_shapes_have_different_hashes() -> None:
+def test_different_pod_specs_have_different_hashes() -> None:
     hashes = {hash_of(), hash_of(nodes=3), hash_of(image="b"), hash_of(config={"epochs": 4})}
     assert len(hashes) == 4
 
 
 @given(st.permutations(sorted(SPEC)))
-def test_order_of_fields_does_not_change_the_hash(order: list[str]) -> None:
+def test_order_of_fields_does_not_change_the_spec_hash(order: list[str]) -> None:
     assert new_job(**{name: SPEC[name] for name in order}).spec_hash == hash_of()
 
 
-def test_hash_has_16_hexadecimal_digits() -> None:
+def test_spec_hash_has_16_hexadecimal_digits() -> None:
     assert len(hash_of()) == 16
     assert set(hash_of()) <= set("0123456789abcdef")

@@ -31,7 +31,7 @@ def strikes(**counts: int) -> list[StrikeStatus]:
 
 
 def affinity_of(template: Any = None, **counts: int) -> Any:
-    """Return the affinity of a new pod of a job with strikes, with this affinity of its own."""
+    """Return the affinity of a new pod of a job that has strikes and this affinity."""
     spec: dict[str, Any] = {}
     if template is not None:
         spec["podTemplate"] = {"spec": {"affinity": template}}
@@ -68,7 +68,7 @@ def test_pod_prefers_nodes_with_fewer_than_two_strikes() -> None:
     ],
 )
 def test_strikes_are_added_to_the_affinity_of_the_job(own: Any, expected: Any) -> None:
-    """Before, a preference of the podTemplate replaced the one against the struck node."""
+    """A preference of the podTemplate must not replace the preference against struck nodes."""
     assert affinity_of(own) == own
     assert affinity_of(own, a=2) == expected
 
@@ -96,7 +96,7 @@ TERMS = st.lists(
 
 
 def items_at(affinity: Any, group: str, rule: str) -> Any:
-    """Return the value of a list of an affinity, [] if it is not there, None for a wrong type."""
+    """Return the value of a list of an affinity. [] if it is absent, None for a wrong type."""
     for name in (group, rule):
         if not isinstance(affinity or {}, dict):
             return None
@@ -105,7 +105,7 @@ def items_at(affinity: Any, group: str, rule: str) -> Any:
 
 
 def others(affinity: Any, places: set[tuple[str, str]]) -> Any:
-    """Return all parts of an affinity but the lists at some places and empty groups."""
+    """Return an affinity without the lists at some places and without empty groups."""
     if not isinstance(affinity, dict):
         return {}
     rules = {name: {rule for group, rule in places if group == name} for name in affinity}
@@ -119,7 +119,7 @@ def others(affinity: Any, places: set[tuple[str, str]]) -> Any:
 
 
 @given(AFFINITY, TERMS)
-def test_terms_are_appended_to_an_affinity_of_every_shape(own: Any, terms: list[Term]) -> None:
+def test_terms_are_appended_to_any_affinity_of_the_job(own: Any, terms: list[Term]) -> None:
     """Each list begins with the job's items, and all other parts stay as they were."""
     before = copy.deepcopy(own)
     found = with_terms(own, terms)
@@ -135,8 +135,8 @@ def test_terms_are_appended_to_an_affinity_of_every_shape(own: Any, terms: list[
         assert found == own, "the API server reports a wrong type"
 
 
-def test_required_term_about_nodes_is_refused() -> None:
-    """It would be an alternative to those of the job."""
+def test_required_term_of_node_affinity_is_refused() -> None:
+    """Such a term would be an alternative to the terms of the job, not an addition."""
     with pytest.raises(ValueError, match="alternatives"):
         Term(NODES, REQUIRED, {})
 
@@ -159,7 +159,9 @@ BY_NAME = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": 
         (["x", {"matchExpressions": "x"}], ["x", {"matchExpressions": "x"}]),
     ],
 )
-def test_required_label_narrows_each_alternative_of_the_job(own: Any, expected: Any) -> None:
+def test_required_label_is_added_to_each_node_selector_term_of_the_job(
+    own: Any, expected: Any
+) -> None:
     def affinity(alternatives: Any) -> Any:
         return {NODES: {PREFERRED: [OWN], REQUIRED: {"nodeSelectorTerms": alternatives}}}
 
@@ -167,18 +169,18 @@ def test_required_label_narrows_each_alternative_of_the_job(own: Any, expected: 
 
 
 @pytest.mark.parametrize("own", [None, {}, {NODES: None}, {NODES: {REQUIRED: None}}])
-def test_required_label_is_the_only_alternative_of_a_job_without_its_own(own: Any) -> None:
+def test_required_label_is_the_only_node_selector_term_if_the_job_has_none(own: Any) -> None:
     only = {REQUIRED: {"nodeSelectorTerms": [{"matchExpressions": [EXPRESSION]}]}}
     assert with_terms(own, [LABEL]) == {NODES: only}
 
 
 @pytest.mark.parametrize("own", ["x", {NODES: "x"}, {NODES: {REQUIRED: "x"}}])
-def test_required_label_leaves_a_wrong_type_to_the_api_server(own: Any) -> None:
+def test_affinity_of_a_wrong_type_is_left_to_the_api_server(own: Any) -> None:
     assert with_terms(own, [LABEL]) == own
 
 
 @given(AFFINITY, TERMS)
-def test_required_label_and_terms_disturb_each_other_in_no_order(
+def test_required_label_and_terms_give_the_same_affinity_in_any_order(
     own: Any, terms: list[Term]
 ) -> None:
     before = copy.deepcopy(own)

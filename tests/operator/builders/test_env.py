@@ -46,7 +46,7 @@ def test_agent_reads_the_environment_of_a_command() -> None:
     assert config.rank_command() == ["python", "/app/a b.py", "--lr=0.1", 'say "x"']
 
 
-def test_references_in_a_command_are_expanded_as_in_a_pod() -> None:
+def test_variable_references_in_a_command_are_expanded_as_in_a_pod() -> None:
     args = ["$(DDP_JOB_NAME)/$(RUN)", "$$(RUN)", "$$", "$(MISSING)", '$(QUOTED)"', "$HOME"]
     given = [{"name": "RUN", "value": "$(DDP_NODES)-$$"}, {"name": "QUOTED", "value": '"\\'}]
     env = variables(command=["a"], args=args, env=given, nodes=2)
@@ -153,7 +153,7 @@ def test_every_value_is_a_string() -> None:
         assert "valueFrom" in variable or isinstance(variable["value"], str)
 
 
-def test_pod_exposes_its_place_to_the_agent() -> None:
+def test_agent_gets_the_kubernetes_node_and_rack_and_zone_of_its_pod() -> None:
     fields = {
         v["name"]: v["valueFrom"]["fieldRef"]["fieldPath"]
         for v in build_env(new_job(), 0)

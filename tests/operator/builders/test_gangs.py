@@ -1,4 +1,4 @@
-"""What each gang scheduler needs: its group object, and the marks of the pods."""
+"""Tests of the group object and the pod fields that each gang scheduler needs."""
 
 import json
 from dataclasses import replace
@@ -78,7 +78,7 @@ def test_group_of_an_elastic_job_needs_its_smallest_size(api_version: str) -> No
 
 @pytest.mark.parametrize("api_version", SPECS)
 def test_edit_of_the_smallest_size_leaves_the_group_alone(api_version: str) -> None:
-    """Kubernetes refuses to change the size of a group, and no pod would be ordered any more."""
+    """Kubernetes refuses to change the size of a group object."""
     defaults = defaults_of(api_version)
     job = job_with(defaults, TYPES[api_version], elastic={"minNodes": 2})
     elastic = job.spec.elastic
@@ -116,7 +116,7 @@ def test_only_spares_have_another_priority_without_a_gang() -> None:
 
 
 @pytest.mark.parametrize("api_version", SPECS)
-def test_group_object(api_version: str) -> None:
+def test_group_object_has_the_form_of_its_gang_scheduler(api_version: str) -> None:
     defaults = defaults_of(api_version)
     job = job_with(defaults, TYPES[api_version])
     gang = recorded_gang(job)
@@ -158,7 +158,9 @@ MARKS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("api_version", SPECS)
 @pytest.mark.parametrize("overlay", [None, {"spec": {"nodeSelector": {"a": "b"}}}])
-def test_marks_of_a_pod(api_version: str, overlay: dict[str, Any] | None) -> None:
+def test_pod_has_the_fields_that_its_gang_scheduler_needs(
+    api_version: str, overlay: dict[str, Any] | None
+) -> None:
     defaults = defaults_of(api_version, coscheduling_scheduler="batch-scheduler")
     more = {} if overlay is None else {"podTemplate": overlay}
     job = job_with(defaults, TYPES[api_version], **more)
@@ -194,8 +196,8 @@ def test_coscheduling_uses_the_default_scheduler_if_the_installation_names_none(
     assert "schedulerName" not in build_pod(job, 0, 1, defaults)["spec"]
 
 
-def test_pod_has_no_mark_that_the_api_server_would_ignore() -> None:
-    """After an upgrade of the control plane, the recorded group object is not served any more."""
+def test_pod_has_no_gang_field_that_the_api_server_would_drop() -> None:
+    """After an upgrade, the API server may not serve the version of the recorded group object."""
     old, new = defaults_of(versions.NATIVE_1_35), defaults_of(versions.NATIVE_1_36)
     job = job_with(old, GangType.NATIVE)
     pod = build_pod(job, 0, 1, new)
@@ -214,7 +216,7 @@ def test_pod_has_no_mark_that_the_api_server_would_ignore() -> None:
         ({"type": "Coscheduling"}, GangType.VOLCANO, None),
     ],
 )
-def test_gang_of_a_job(
+def test_gang_settings_of_a_job_fall_back_to_those_of_the_installation(
     given: dict[str, str] | None, default: GangType, expected: tuple[str, str] | None
 ) -> None:
     gangs = Gangs(
@@ -253,11 +255,13 @@ def test_pods_that_are_created_together_get_a_new_group() -> None:
         (GangType.COSCHEDULING, [versions.COSCHEDULING], versions.COSCHEDULING),
     ],
 )
-def test_choice_of_the_api_version(gang: GangType, served: list[str], chosen: str | None) -> None:
+def test_newest_served_api_version_is_used_for_the_group_object(
+    gang: GangType, served: list[str], chosen: str | None
+) -> None:
     assert choose_version(gang, served) == chosen
 
 
-def test_reason_why_a_gang_is_not_available() -> None:
+def test_unavailable_gang_type_is_explained() -> None:
     gangs = Gangs(types=(GangType.NATIVE, GangType.VOLCANO))
     assert gangs.why_not(GangType.NONE) is None
     assert "GenericWorkload" in (gangs.why_not(GangType.NATIVE) or "")
@@ -293,5 +297,7 @@ def _container(*, cpu: Any = None, memory: Any = None, **more: Any) -> dict[str,
         ({"containers": "none"}, {}),
     ],
 )
-def test_resources_of_three_pods(spec: dict[str, Any], total: dict[str, str]) -> None:
+def test_group_object_requests_the_resources_of_all_pods(
+    spec: dict[str, Any], total: dict[str, str]
+) -> None:
     assert times(pod_requests(spec), 3) == total

@@ -21,7 +21,7 @@ A = f"sha256:{'a' * 64}"
         (f"docker-pullable://team/trainer@{A}", "docker.io/team/trainer"),
     ],
 )
-def test_repository_is_the_full_name(image: str, full: str) -> None:
+def test_repository_of_an_image_is_its_full_name(image: str, full: str) -> None:
     assert repository(image) == full
 
 
@@ -46,7 +46,7 @@ def test_repository_is_the_full_name(image: str, full: str) -> None:
         ("", "", None),
     ],
 )
-def test_digest_counts_if_the_images_own_repository_has_it(
+def test_image_id_is_used_only_if_it_has_the_repository_of_the_image(
     image: str, image_id: str, pinned: str | None
 ) -> None:
     assert image_by_digest(image, image_id) == pinned

@@ -27,7 +27,7 @@ HELPERS = Path(__file__).parents[3] / "charts" / "templates" / "_helpers.tpl"
         ({"publishNotReadyAddresses": None}, False),
     ],
 )
-def test_edited_service_is_found(edit: dict[str, Any], intact: bool) -> None:
+def test_service_with_an_edited_field_is_not_intact(edit: dict[str, Any], intact: bool) -> None:
     """Addresses that appear only when a pod is ready appear too late for the rendezvous."""
     service = build_service(JOB)
     spec = {key: value for key, value in (service["spec"] | edit).items() if value is not None}
@@ -47,7 +47,7 @@ def chart_rules() -> list[dict[str, Any]]:
     return rules
 
 
-def test_chart_grants_the_rights_of_the_table_and_no_others_to_children() -> None:
+def test_chart_grants_exactly_the_rights_to_child_objects_that_the_code_states() -> None:
     granted = {
         (group, resource): set(rule["verbs"])
         for rule in chart_rules()

@@ -30,7 +30,9 @@ COUNTED = {"claimName": "claim"}
     ],
     ids=["key", "type", "bound", "combination", "without a checkpoint"],
 )
-def test_setting_that_the_loop_refuses_is_named(config: dict[str, Any], sentence: str) -> None:
+def test_setting_that_the_training_loop_refuses_is_named(
+    config: dict[str, Any], sentence: str
+) -> None:
     assert config_error(new_job(config=config)) == sentence
 
 
@@ -45,12 +47,12 @@ def test_setting_that_the_loop_refuses_is_named(config: dict[str, Any], sentence
     ],
     ids=["none", "valid", "settings of the task", "with a checkpoint", "command"],
 )
-def test_other_jobs_pass(spec: dict[str, Any]) -> None:
+def test_job_with_valid_or_no_loop_settings_passes(spec: dict[str, Any]) -> None:
     assert config_error(new_job(**spec)) is None
 
 
 @pytest.mark.parametrize("field", ["image", "command", "args", "env", "envFrom"])
-def test_worker_that_runs_something_else_is_not_checked(field: str) -> None:
+def test_config_of_a_worker_without_the_bundled_loop_is_not_checked(field: str) -> None:
     def job_with(name: str) -> Any:
         overlay = {"containers": [{"name": name, field: "other"}]}
         return new_job(config={"epoch": 3}, podTemplate={"spec": overlay})

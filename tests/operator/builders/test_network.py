@@ -1,4 +1,4 @@
-"""The NetworkPolicy of a job: whom it lets in, and in which form the API server stores it."""
+"""Tests of a job's NetworkPolicy: admitted peers, and the form that the API server stores."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ OWN_PODS = {"podSelector": {"matchLabels": {"ddp-trainer.dev/job-uid": UID}}}
 OPERATOR, SCRAPERS = (peer.to_manifest() for peer in AGENT_CLIENTS)
 
 
-def test_own_pods_may_connect_everywhere_and_clients_to_the_agent_alone() -> None:
+def test_network_policy_opens_all_ports_to_own_pods_and_one_port_to_clients() -> None:
     policy = build_network_policy(new_job(), AGENT_CLIENTS)
     assert policy["spec"] == {
         **OWN_PODS,
@@ -25,7 +25,7 @@ def test_own_pods_may_connect_everywhere_and_clients_to_the_agent_alone() -> Non
     }
 
 
-def test_policy_is_a_child_of_its_job() -> None:
+def test_network_policy_is_a_child_of_its_job() -> None:
     job = new_job()
     metadata = build_network_policy(job, AGENT_CLIENTS)["metadata"]
     assert (metadata["name"], metadata["namespace"]) == ("digits", "team-a")
@@ -33,7 +33,7 @@ def test_policy_is_a_child_of_its_job() -> None:
     assert metadata["ownerReferences"] == [names.owner_reference(job)]
 
 
-def test_policy_without_clients_has_no_rule_that_lets_everybody_in() -> None:
+def test_network_policy_without_clients_has_no_rule_that_admits_everyone() -> None:
     ingress = build_network_policy(new_job(), ())["spec"]["ingress"]
     assert ingress == [{"from": [OWN_PODS]}]
 
@@ -46,7 +46,7 @@ def test_policy_without_clients_has_no_rule_that_lets_everybody_in() -> None:
         ({"ipBlock": {"cidr": "10.0.0.0/8"}}, {"ipBlock": {"cidr": "10.0.0.0/8"}}),
     ],
 )
-def test_peer_has_the_form_that_the_api_server_stores(
+def test_network_policy_peer_has_the_form_that_the_api_server_stores(
     given: dict[str, Any], stored: dict[str, Any]
 ) -> None:
     """Otherwise each reconcile would restore the policy."""
@@ -58,6 +58,8 @@ def test_peer_has_the_form_that_the_api_server_stores(
     [{}, {"podSelectr": {}}, {"ipBlock": {"cidr": "10.0.0.0/8"}, "podSelector": {}}],
     ids=["empty", "misspelt", "address and selector"],
 )
-def test_peer_that_the_api_server_would_refuse_is_refused(given: dict[str, Any]) -> None:
+def test_network_policy_peer_that_the_api_server_would_refuse_is_refused(
+    given: dict[str, Any],
+) -> None:
     with pytest.raises(ValidationError):
         PolicyPeer.model_validate(given)

@@ -1,6 +1,6 @@
-"""Who reaches a job's pods when its NetworkPolicy is enforced, and who does without it.
+"""Tests of which clients reach a job's pods with and without its NetworkPolicy.
 
-The enforcement is played by packet rules between network namespaces: see the player.
+Packet rules between network namespaces enforce the policy: see `tests.fault_player`.
 """
 
 from collections.abc import Iterator

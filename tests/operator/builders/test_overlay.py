@@ -114,13 +114,13 @@ def test_container_of_the_overlay_has_only_the_privileges_that_it_states(
     assert pod["spec"][kind][-1]["securityContext"] == context
 
 
-def test_overlay_cannot_take_the_restrictions_of_the_worker_by_null() -> None:
+def test_overlay_cannot_remove_the_restrictions_of_the_worker_by_null() -> None:
     change = {"allowPrivilegeEscalation": None, "capabilities": None}
     pod = build({"spec": {"containers": [{"name": "worker", "securityContext": change}]}})
     assert pod["spec"]["containers"][0]["securityContext"].items() >= RESTRICTED.items()
 
 
-def test_overlay_changes_the_worker_by_name() -> None:
+def test_overlay_changes_the_container_named_worker() -> None:
     change = {"name": "worker", "securityContext": {"capabilities": {"add": ["IPC_LOCK"]}}}
     worker = build({"spec": {"containers": [change]}})["spec"]["containers"][0]
     assert worker["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["IPC_LOCK"]}
@@ -150,7 +150,7 @@ def test_overlay_keeps_two_mounts_of_one_volume() -> None:
     assert {"/train", "/test", "/extra"} <= set(paths)
 
 
-def test_overlay_adds_other_pod_spec_fields() -> None:
+def test_overlay_adds_any_other_pod_spec_field() -> None:
     pod = build({"spec": {"runtimeClassName": "nvidia", "hostNetwork": True}})
     assert pod["spec"]["runtimeClassName"] == "nvidia"
     assert pod["spec"]["hostNetwork"] is True
@@ -175,7 +175,7 @@ def test_overlay_without_a_grace_period_leaves_the_default_of_kubernetes() -> No
     ],
     ids=["containers", "env", "volumeMounts", "volumes", "tolerations"],
 )
-def test_an_empty_list_of_the_overlay_takes_nothing_from_the_pod(
+def test_empty_list_in_the_overlay_removes_nothing_from_the_pod(
     overlay: Callable[[object], dict[str, Any]], empty: object
 ) -> None:
     job = new_job(podTemplate={"spec": overlay(empty)})
@@ -216,7 +216,7 @@ PLACES: list[Callable[[Any], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize("value", WRONG, ids=str)
-def test_a_part_of_a_wrong_type_is_left_to_the_api_server(value: object) -> None:
+def test_overlay_field_of_a_wrong_type_is_left_to_the_api_server(value: object) -> None:
     for place in PLACES:
         pod = build({"spec": place(value)})
         assert with_secrets(pod, "a", "b")["kind"] == "Pod"

@@ -53,7 +53,7 @@ def affinity(**spec: Any) -> Any:
     ],
     ids=["nothing", "shared nodes", "required", "preferred", "exclusive", "GPU product"],
 )
-def test_each_field_adds_its_term(spec: dict[str, Any], expected: Any) -> None:
+def test_each_placement_field_adds_its_affinity_term(spec: dict[str, Any], expected: Any) -> None:
     assert affinity(**spec) == expected
 
 
@@ -67,7 +67,7 @@ def test_preferred_topology_outweighs_the_preference_for_nodes_with_few_pods(
     assert found == [{**spread, "whenUnsatisfiable": "ScheduleAnyway"}]
 
 
-def test_terms_of_all_fields_the_strikes_and_the_pod_template_hold_together() -> None:
+def test_terms_of_all_placement_fields_and_strikes_and_pod_template_combine() -> None:
     own = {"podAffinityTerm": {"topologyKey": "zone"}, "weight": 1}
     template = {"spec": {"affinity": {PODS: {PREFERRED: [own]}, OTHER_PODS: {REQUIRED: [own]}}}}
     job = new_job(
@@ -87,7 +87,7 @@ def test_terms_of_all_fields_the_strikes_and_the_pod_template_hold_together() ->
     }
 
 
-def test_pod_template_cannot_take_the_labels_that_the_terms_select() -> None:
+def test_pod_template_cannot_remove_labels_that_affinity_terms_select() -> None:
     labels = {"ddp-trainer.dev/job-uid": "other"}
     template = {"metadata": {"labels": labels}}
     job = new_job(exclusiveNodes=True, podTemplate=template)
@@ -95,7 +95,7 @@ def test_pod_template_cannot_take_the_labels_that_the_terms_select() -> None:
     assert pod["metadata"]["labels"]["ddp-trainer.dev/job-uid"] == UID
 
 
-def test_installation_names_the_label_of_gpu_products() -> None:
+def test_installation_can_set_the_node_label_of_gpu_products() -> None:
     defaults = replace(DEFAULTS, gpu_product_label="cloud.google.com/gke-accelerator")
     job = new_job(gpusPerNode=1, gpuProduct="nvidia-l4")
     found = build_pod(job, 0, 1, defaults)["spec"]["affinity"]
@@ -104,10 +104,10 @@ def test_installation_names_the_label_of_gpu_products() -> None:
 
 @pytest.mark.parametrize("spec", PLACED.values(), ids=PLACED.keys())
 @pytest.mark.parametrize("policy", [PodTemplatePolicy.OFF, PodTemplatePolicy.SCHEDULING])
-def test_fields_need_no_right_to_a_pod_template(
+def test_placement_fields_are_allowed_by_every_pod_template_policy(
     policy: PodTemplatePolicy, spec: dict[str, Any]
 ) -> None:
-    """They give no privilege: a job could as well state a nodeSelector or a variable."""
+    """Placement fields give no privilege: a job could also state a nodeSelector or a variable."""
     assert forbidden_field(new_job(**spec).spec, policy) is None
     overlay = {"spec": {"hostNetwork": True}}
     assert forbidden_field(new_job(**spec, podTemplate=overlay).spec, policy) is not None

@@ -145,7 +145,7 @@ def test_gpus_are_added_to_the_resource_limits(
     assert container(build(**spec))["resources"] == resources
 
 
-def test_checkpoint_mounts_its_claim() -> None:
+def test_job_with_a_checkpoint_mounts_its_claim() -> None:
     found = mounts(build(checkpoint={"claimName": "shared"}))
     assert found[contract.CHECKPOINT_MOUNT]["persistentVolumeClaim"] == {"claimName": "shared"}
 
@@ -190,7 +190,7 @@ def test_volumes_of_the_job_are_mounted_at_their_paths() -> None:
     }
 
 
-def test_scheduling_fields_are_passed_on() -> None:
+def test_scheduling_fields_of_the_job_are_copied_to_the_pod() -> None:
     scheduling: dict[str, Any] = {
         "nodeSelector": {"pool": "gpu"},
         "tolerations": [{"key": "gpu", "operator": "Exists"}],
@@ -203,7 +203,7 @@ def test_scheduling_fields_are_passed_on() -> None:
     assert spec["imagePullSecrets"] == [{"name": "registry"}]
 
 
-def test_keys_without_a_value_are_absent() -> None:
+def test_pod_manifest_omits_keys_without_a_value() -> None:
     def empty(value: Any, path: str) -> list[str]:
         if isinstance(value, dict):
             return [e for k, v in value.items() for e in empty(v, f"{path}.{k}")]
@@ -229,7 +229,7 @@ def test_pod_tolerates_a_lost_node_for_5_s() -> None:
 
 
 def test_overlay_keeps_the_tolerations_for_a_lost_node() -> None:
-    """Without them a pod of a lost Kubernetes node would stay for 300 s."""
+    """Without the tolerations a pod of a lost Kubernetes node would stay for 300 s."""
     mine = {"key": "gpu", "operator": "Exists"}
     found = build(podTemplate={"spec": {"tolerations": [mine]}})["spec"]["tolerations"]
     assert found[0] == mine
@@ -274,7 +274,7 @@ def test_secrets_are_the_last_variables_of_the_worker_and_of_no_other_container(
         assert JOB_SECRET not in repr(view)
 
 
-def test_user_can_keep_prometheus_from_a_pod() -> None:
+def test_user_can_disable_the_prometheus_annotations_of_a_pod() -> None:
     overlay = {"metadata": {"annotations": {"prometheus.io/scrape": "false"}}}
     annotations = build(podTemplate=overlay)["metadata"]["annotations"]
     assert annotations["prometheus.io/scrape"] == "false"

@@ -107,7 +107,7 @@ def test_pod_with_rdma_devices_adds_only_the_capability_to_lock_memory() -> None
     assert _contexts(pod)[0]["capabilities"] == {"drop": ["ALL"], "add": ["IPC_LOCK"]}
 
 
-def test_pod_leaves_the_user_id_to_a_cluster_that_assigns_it() -> None:
+def test_pod_sets_no_user_id_if_the_cluster_assigns_it() -> None:
     pod = build_pod(new_job(), 0, 1, replace(DEFAULTS, user=None))
     assert restricted_violations(pod) == set()
     assert not {"runAsUser", "runAsGroup", "fsGroup"} & pod["spec"]["securityContext"].keys()
@@ -134,7 +134,7 @@ VIOLATIONS: dict[str, Callable[[Pod], Any]] = {
 
 
 @pytest.mark.parametrize(("control", "violate"), VIOLATIONS.items(), ids=VIOLATIONS.keys())
-def test_checks_find_a_pod_that_violates_a_control(
+def test_security_check_finds_a_pod_that_violates_a_control(
     control: str, violate: Callable[[Pod], Any]
 ) -> None:
     pod = copy.deepcopy(plain())

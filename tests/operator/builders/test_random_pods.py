@@ -1,4 +1,4 @@
-"""Random specs and overlays: no exception but a sentence, and no pod with power over the host."""
+"""Random specs and overlays give an error of one sentence or a pod without privileges."""
 
 import os
 import random
@@ -117,7 +117,7 @@ def parsed(spec: Any) -> DDPJob | None:
 
 
 def powers(pod: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what gives a pod more power than the Pod Security level Restricted allows."""
+    """Yield the privileges of a pod beyond the Pod Security level Restricted."""
     spec = pod["spec"]
     yield from (name for name in SHARED if spec.get(name))
     if spec["automountServiceAccountToken"] or not spec["securityContext"].get("runAsNonRoot"):
@@ -134,7 +134,7 @@ def powers(pod: Mapping[str, Any]) -> Iterator[str]:
 
 
 def built(job: DDPJob) -> bool:
-    """Build the pod of a job unless the default policy forbids it, and check its powers."""
+    """Build the pod of a job unless the default policy forbids it, and check its privileges."""
     config_error(job)
     forbidden = forbidden_field(job.spec, PodTemplatePolicy.SCHEDULING)
     if forbidden or why_no_host_network(job.spec, None):
@@ -145,7 +145,7 @@ def built(job: DDPJob) -> bool:
     return True
 
 
-def test_random_specs_are_refused_with_a_sentence_or_give_a_pod_without_power() -> None:
+def test_random_spec_is_refused_with_a_sentence_or_gives_an_unprivileged_pod() -> None:
     draw, schema = Draw(SEED), part("spec")
     allowed = 0
     for _ in range(COUNT):
@@ -158,7 +158,7 @@ def test_random_specs_are_refused_with_a_sentence_or_give_a_pod_without_power() 
     assert COUNT / 10 < allowed < COUNT
 
 
-def test_random_overlays_give_no_pod_with_power_over_the_host() -> None:
+def test_random_overlay_gives_no_privileged_pod() -> None:
     draw = Draw(SEED)
     allowed = 0
     for _ in range(COUNT):

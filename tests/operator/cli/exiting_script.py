@@ -1,4 +1,4 @@
-"""A script of which rank 1 sleeps for an hour after the training."""
+"""A script whose rank 1 sleeps for an hour after the training."""
 
 import time
 

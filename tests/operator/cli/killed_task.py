@@ -1,4 +1,4 @@
-"""Task whose ranks are killed at given updates, and which records the updates that it begins."""
+"""Task that kills its ranks at given updates and records the updates that it begins."""
 
 import os
 import signal
@@ -17,7 +17,7 @@ class KilledConfig(ProbeConfig):
     """Kills of the first attempts, one per attempt."""
 
     kills: list[list[int]]
-    """Rank, and number of complete updates of the attempt after which it is killed."""
+    """Rank to kill, and number of completed updates of the attempt after which it is killed."""
     record_dir: str
     """Folder in which rank 0 counts the updates that each attempt begins."""
     update_seconds: float = 0.02

@@ -1,4 +1,4 @@
-"""A local run continues the last one in its folder: one ledger, attempts that count on."""
+"""Tests that a local run continues the previous run in its folder: attempt numbers and ledger."""
 
 import json
 from pathlib import Path
@@ -86,7 +86,7 @@ def total(ledger: GoodputStatus | None) -> int:
     return sum(ledger.milliseconds(bucket) for bucket in Bucket)
 
 
-def test_resume_of_a_killed_local_run_continues_its_ledger(tmp_path: Path) -> None:
+def test_resume_of_a_killed_local_run_continues_its_goodput_ledger(tmp_path: Path) -> None:
     begun = next_state(training_job(), with_run_directory(tmp_path))
     ended = begun.status.attempts[-1]
     assert (ended.number, ended.reason, ended.message, ended.end_step) == (
@@ -110,8 +110,8 @@ def test_resume_of_a_killed_local_run_continues_its_ledger(tmp_path: Path) -> No
     assert started.goodput.recovering_milliseconds == 0
 
 
-def test_resume_of_a_completed_local_run_is_no_recovery(tmp_path: Path) -> None:
-    """The config may ask for more epochs."""
+def test_resume_of_a_completed_local_run_does_not_count_as_a_recovery(tmp_path: Path) -> None:
+    """Only the config has changed in between: the new run may train for more epochs."""
     end = AttemptStatus(number=1, end_time=after(25), reason="Completed")
     completed = training_job(
         attempts=[end],
@@ -126,7 +126,7 @@ def test_resume_of_a_completed_local_run_is_no_recovery(tmp_path: Path) -> None:
     assert (total(ledger), ledger.recovering_milliseconds) == (110_000, 0)
 
 
-def test_end_of_a_stopped_run_names_what_its_pods_saved_at_last() -> None:
+def test_message_about_a_stopped_run_names_its_last_saved_update() -> None:
     job = training_job()
     newest = CheckpointInfo(step=61, path="/c/step-61", at=after(29).timestamp())
     final = agent_status(phase=AgentPhase.PREEMPTED, checkpoint=newest)
@@ -152,7 +152,7 @@ def test_end_of_a_stopped_run_names_what_its_pods_saved_at_last() -> None:
     assert summary.message == "the user stopped the run; run the same command again to resume"
 
 
-def test_run_after_a_failure_has_unused_budgets_and_keeps_the_ledger(tmp_path: Path) -> None:
+def test_run_after_a_failure_has_full_budgets_and_keeps_the_ledger(tmp_path: Path) -> None:
     end = AttemptStatus(number=4, end_time=NOW, reason="RankFailed")
     failed = training_job(
         attempt=4,
@@ -170,16 +170,14 @@ def test_run_after_a_failure_has_unused_budgets_and_keeps_the_ledger(tmp_path: P
 
 
 @pytest.mark.parametrize("kept", [True, False], ids=["no checkpoint section", "no directory"])
-def test_run_without_checkpoints_begins_a_new_ledger_with_the_next_attempt(
-    tmp_path: Path, kept: bool
-) -> None:
+def test_run_without_checkpoints_begins_a_new_goodput_ledger(tmp_path: Path, kept: bool) -> None:
     home = with_run_directory(tmp_path) if kept else tmp_path
     begun = next_state(training_job(), home, checkpoint=None if kept else CHECKPOINT)
     assert begun.status == DDPJobStatus(attempt=1)
     assert begun.metadata.creation_timestamp is None
 
 
-def test_damaged_or_foreign_state_is_not_continued(tmp_path: Path) -> None:
+def test_damaged_state_or_state_of_another_job_is_not_continued(tmp_path: Path) -> None:
     wanted = job_manifest(nodes=2)
     foreign = document(training_job())
     foreign["metadata"]["uid"] = "another"
@@ -197,7 +195,7 @@ def completed_job(path: Path, step: int = 120, total_steps: int = 120) -> DDPJob
     )
 
 
-def test_finished_run_of_the_same_spec_is_found(tmp_path: Path) -> None:
+def test_finished_run_of_the_same_spec_is_recognized(tmp_path: Path) -> None:
     same = job_manifest(nodes=2, checkpoint=CHECKPOINT)
     earlier = EarlierRun(document(completed_job(tmp_path)), NOW)
     assert finished_before(same, earlier) is not None
@@ -221,7 +219,7 @@ SENTENCES = {
 
 
 @pytest.mark.parametrize(("checkpoint", "at_once", "sentence"), SENTENCES.values(), ids=SENTENCES)
-def test_sentence_of_a_stopped_run_is_true(
+def test_message_about_a_stopped_run_says_what_is_saved_and_how_to_resume(
     checkpoint: CheckpointStatus | None, at_once: bool, sentence: str
 ) -> None:
     job = new_job(checkpoint=CHECKPOINT)
@@ -233,7 +231,7 @@ def test_sentence_of_a_stopped_run_is_true(
 
 @pytest.mark.parametrize("at_once", [False, True])
 @pytest.mark.parametrize("checkpoint", [None, CHECKPOINT], ids=["no section", "nothing reported"])
-def test_sentence_of_a_stopped_command_promises_no_resumption(
+def test_message_about_a_stopped_command_promises_no_resumption(
     checkpoint: dict[str, Any] | None, at_once: bool
 ) -> None:
     job = new_job(command=["python", "a.py"], checkpoint=checkpoint)
@@ -244,7 +242,7 @@ def test_sentence_of_a_stopped_command_promises_no_resumption(
     assert reported.endswith("Run the same command again to resume there.")
 
 
-def test_interrupt_promises_a_checkpoint_only_to_a_job_that_has_one() -> None:
+def test_message_about_an_interrupt_promises_a_checkpoint_only_with_spec_checkpoint() -> None:
     saves = interrupt_sentence(new_job(checkpoint=CHECKPOINT))
     assert saves.startswith("Interrupted: saving a checkpoint (press Ctrl-C again")
     assert "without a checkpoint" in interrupt_sentence(new_job())

@@ -1,4 +1,4 @@
-"""An elastic job on this machine loses nodes for good and gets them back."""
+"""An elastic local run permanently loses nodes and gets them back."""
 
 import json
 import signal
@@ -50,7 +50,7 @@ class Run:
         return found
 
     def node(self, verb: str, index: int) -> subprocess.CompletedProcess[str]:
-        """Take a node away or bring it back, as a user does."""
+        """Lose or restore a node, as a user does with `ddpjob node`."""
         command = [*COMMAND, "node", verb, "elastic", str(index), "--dir", str(self.home)]
         return subprocess.run(command, capture_output=True, text=True, check=False)
 
@@ -84,7 +84,7 @@ def running(home: Path, manifest: dict[str, Any]) -> Iterator[Run]:
 
 
 @pytest.mark.slow
-def test_run_goes_on_without_lost_nodes_and_grows_when_they_are_back(tmp_path: Path) -> None:
+def test_local_run_continues_without_lost_nodes_and_grows_when_they_return(tmp_path: Path) -> None:
     with running(tmp_path, elastic_job()) as run:
         run.wait_for_members("0-1")
         wait_until(lambda: "lastCheckpoint" in run.status, "a checkpoint", 60)
@@ -107,7 +107,7 @@ def test_run_goes_on_without_lost_nodes_and_grows_when_they_are_back(tmp_path: P
     assert not run_checks.lost_steps(attempts)
 
 
-def test_node_of_a_run_that_has_ended_cannot_be_lost(tmp_path: Path) -> None:
+def test_ddpjob_node_lose_refuses_a_run_that_has_ended(tmp_path: Path) -> None:
     (tmp_path / "elastic").mkdir()
     ended = Run(tmp_path).node("lose", 1)
     assert ended.returncode == 2

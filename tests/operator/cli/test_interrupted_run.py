@@ -1,4 +1,4 @@
-"""A real `ddpjob run`: where it listens, and what one and two Ctrl-C do."""
+"""Tests of a real `ddpjob run`: its listening addresses, and the effect of one and two Ctrl-C."""
 
 import contextlib
 import re
@@ -85,7 +85,7 @@ def check_listeners(run: Run, home: Path) -> None:
     assert [one for one in addresses if len(one) != 8 or not one.endswith("7F")] == []
 
 
-def test_run_listens_on_loopback_and_ctrl_c_saves_once(tmp_path: Path) -> None:
+def test_local_run_listens_on_loopback_only_and_saves_once_on_ctrl_c(tmp_path: Path) -> None:
     with started(tmp_path, 0.01, standby=True) as run:
         wait_until((tmp_path / "1.txt").exists, "an update is complete", SECONDS)
         check_listeners(run, tmp_path)
@@ -112,7 +112,7 @@ def test_run_listens_on_loopback_and_ctrl_c_saves_once(tmp_path: Path) -> None:
 
 
 def check_page(folder: Path, step: int) -> None:
-    """Check the data of the page about a run that was stopped, resumed, and stopped at once."""
+    """Check the report of a run that was stopped, resumed, and stopped by a second Ctrl-C."""
     report = read_directory(folder)
     job = report.job
     assert job is not None

@@ -48,7 +48,7 @@ def state_on_page(folder: Path) -> tuple[str, list[tuple[int, str, str]]]:
 
 
 @pytest.mark.slow
-def test_pods_of_a_killed_run_end(tmp_path: Path) -> None:
+def test_pods_of_a_killed_local_run_end(tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     file.write_text(yaml.safe_dump(long_job(tmp_path)))
     start = "from ddp_operator.cli.entry import main; main()"

@@ -4,7 +4,7 @@ from ddp_operator.cli.local_checks import without_cluster_fields
 from tests.operator.support import job_manifest
 
 
-def test_local_run_has_no_other_controller_and_no_network_profile() -> None:
+def test_local_run_ignores_managed_by_and_the_network_profile() -> None:
     """Another controller would never start it, and NCCL would look for devices of the cluster."""
     network = {"profile": "InfiniBand", "ncclDebug": "Info"}
     manifest = job_manifest(nodes=2, managedBy="example.com/other", network=network)
@@ -13,5 +13,5 @@ def test_local_run_has_no_other_controller_and_no_network_profile() -> None:
     assert manifest["spec"]["managedBy"] == "example.com/other", "the manifest does not change"
 
 
-def test_other_manifests_stay_as_they_are() -> None:
+def test_manifest_without_cluster_fields_stays_unchanged_for_a_local_run() -> None:
     assert without_cluster_fields(job_manifest()) == job_manifest()

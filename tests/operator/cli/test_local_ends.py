@@ -1,4 +1,4 @@
-"""How a local run ends without training: nothing is left, or its disk failed."""
+"""Tests of local runs that end without training: nothing is left to train, or the disk failed."""
 
 import asyncio
 import io
@@ -19,7 +19,7 @@ from tests.operator.support import NOW, active_job, job_manifest
 
 
 @pytest.mark.parametrize("whole", [True, False])
-async def test_finished_run_is_verified_and_reported_without_ranks(
+async def test_finished_run_is_verified_and_reported_without_a_start_of_ranks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: bool
 ) -> None:
     started: list[Path] = []
@@ -65,11 +65,11 @@ if not mark.exists():
         time.sleep(0.05)
     sys.exit("the disk is gone")
 """
-"""A script that fails once, as soon as the operator knows that it trains."""
+"""A script that fails once, as soon as the operator has seen it train."""
 
 
 @pytest.mark.slow
-async def test_terminal_says_that_a_command_may_start_from_the_beginning(
+async def test_message_says_that_a_command_may_start_from_the_beginning(
     tmp_path: Path,
 ) -> None:
     script, home = tmp_path / "script.py", tmp_path / "run"

@@ -1,4 +1,4 @@
-"""Local runs whose work is done, but whose ranks crash or hang while they exit: Completed."""
+"""Local runs complete although ranks crash or hang while they exit after their work."""
 
 import io
 from pathlib import Path
@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[3]
 
 
 async def completed(home: Path, **spec: Any) -> str:
-    """Run a job of two nodes to its completion in the first attempt. Return what it printed."""
+    """Run a job of two nodes to its completion in the first attempt. Return its output."""
     given = {"nodes": 2, "procsPerNode": 1, "maxRestarts": 0, "hang": {"exitSeconds": 2}}
     metadata = {"name": "exiting", "namespace": "default"}
     job = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": given | spec}
@@ -26,7 +26,7 @@ async def completed(home: Path, **spec: Any) -> str:
     return out.getvalue()
 
 
-async def test_crash_and_hang_after_the_training_cost_no_attempt(tmp_path: Path) -> None:
+async def test_crash_and_hang_after_the_training_cause_no_new_attempt(tmp_path: Path) -> None:
     shown = await completed(
         tmp_path,
         task="tests.operator.cli.exiting_task:build",
@@ -41,7 +41,9 @@ async def test_crash_and_hang_after_the_training_cost_no_attempt(tmp_path: Path)
 
 
 @pytest.mark.parametrize("standby", [True, pytest.param(False, marks=pytest.mark.sweep)])
-async def test_rank_of_a_command_that_does_not_exit(tmp_path: Path, standby: bool) -> None:
+async def test_rank_of_a_command_that_does_not_exit_is_reported(
+    tmp_path: Path, standby: bool
+) -> None:
     script = str(Path(__file__).with_name("exiting_script.py"))
     shown = await completed(tmp_path, command=["python", script], standby=standby)
     assert "rank 1 on exiting-1 did not exit within" in shown

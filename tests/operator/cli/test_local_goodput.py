@@ -89,7 +89,7 @@ def repeated_updates(home: Path, kills: list[list[int]]) -> int:
 @pytest.mark.slow
 @pytest.mark.parametrize("memory", [False, True], ids=["from the volume", "from memory"])
 @pytest.mark.parametrize("seed", range(int(os.environ.get("DDP_GOODPUT_RUNS", "1"))))
-async def test_ledger_of_a_run_with_killed_ranks(
+async def test_goodput_ledger_of_a_run_with_killed_ranks_is_exact(
     tmp_path: Path, seed: int, *, memory: bool
 ) -> None:
     rng = random.Random(f"{os.environ.get('DDP_SEED', '0')} {seed}")  # noqa: S311

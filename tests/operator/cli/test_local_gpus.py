@@ -1,4 +1,4 @@
-"""A local run with NCCL: its ranks are forks of the standby, are killed, and train again."""
+"""Test of a local run with NCCL: forked ranks are killed, and new ranks train again."""
 
 import asyncio
 import io
@@ -45,7 +45,7 @@ def on_gpus(home: Path) -> dict[str, Any]:
     return made
 
 
-async def test_killed_ranks_train_again_on_their_gpus(
+async def test_killed_ranks_train_again_on_the_same_gpus(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     on_one_gpu(monkeypatch)

@@ -1,4 +1,4 @@
-"""Local runs of which one rank hangs, with gloo and with NCCL: the status names the rank."""
+"""Local runs in which one rank hangs, with gloo and with NCCL: the status names the rank."""
 
 import io
 from pathlib import Path
@@ -19,7 +19,7 @@ GUILTY = 1
 
 
 def ranks_of(way: str) -> int:
-    """Return the number of ranks. Of two that wait in different collectives either may be wrong."""
+    """Return the number of ranks: three if two ranks cannot show which of them is wrong."""
     return 3 if way == "collective" else 2
 
 

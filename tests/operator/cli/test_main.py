@@ -52,7 +52,7 @@ def test_invalid_input_ends_with_exit_code_2_and_one_sentence(
     assert isinstance(ended.exception, SystemExit)
 
 
-def test_local_run_ignores_a_gang_with_one_line(tmp_path: Path) -> None:
+def test_local_run_ignores_spec_gang_and_logs_one_line(tmp_path: Path) -> None:
     gang = JOB.replace("train.py]", "none.py], gang: {type: Volcano, queue: research}")
     ended = CliRunner().invoke(main, ["run", write(tmp_path, gang)])
     [line] = ended.stdout.splitlines()
@@ -130,7 +130,9 @@ print("last line of", rank, end="")
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [[], ["-v"]], ids=["rank 0", "all ranks"])
-def test_output_of_a_command_is_shown_in_all_attempts(tmp_path: Path, options: list[str]) -> None:
+def test_output_of_a_users_command_is_shown_in_all_attempts(
+    tmp_path: Path, options: list[str]
+) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     job = JOB.replace("[python, train.py]", f"[python, {program}], nodes: 2, standby: false")
@@ -151,18 +153,18 @@ def test_output_of_a_command_is_shown_in_all_attempts(tmp_path: Path, options: l
     assert any("rank 1 of attempt" in line for line in lines) is bool(options)
 
 
-def test_installation_without_the_extra_cli_names_it(
+def test_installation_without_the_extra_cli_names_the_extra(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "rich", None)
     with pytest.raises(SystemExit) as ended:
         entry.main()
     assert ended.value.code == 2
-    how = "install the extra [cli] of ddp-trainer, in a clone by pip install '.[cli]'"
+    how = "install the extra [cli] of ddp-trainer (in a clone: pip install '.[cli]')"
     assert capsys.readouterr().err == f"ddpjob needs rich: {how}\n"
 
 
-def test_help_loads_none_of_the_slow_packages() -> None:
+def test_help_imports_none_of_the_slow_packages() -> None:
     slow = {"aiohttp", "asyncio", "kubernetes", "pydantic", "rich", "torch", "yaml"}
     program = (
         "import sys\n"
@@ -179,7 +181,7 @@ def test_help_loads_none_of_the_slow_packages() -> None:
         assert slow & set(loaded) == set()
 
 
-def test_run_loads_no_client_of_the_api_server() -> None:
+def test_local_run_imports_no_client_of_the_api_server() -> None:
     program = "import ddp_operator.cli.local_run, sys; print('kubernetes' in sys.modules)"
     command = [sys.executable, "-c", program]
     assert subprocess.run(command, capture_output=True, check=True).stdout == b"False\n"
@@ -197,7 +199,7 @@ def test_run_loads_no_client_of_the_api_server() -> None:
         ),
     ],
 )
-def test_command_of_a_cluster_names_that_of_kubectl(command: str, hint: str) -> None:
+def test_unknown_command_names_the_kubectl_command_that_does_it(command: str, hint: str) -> None:
     ended = CliRunner().invoke(main, [command, "a.yaml"])
     assert ended.exit_code == 2
     assert f"No such command '{command}'. On a cluster: {hint}" in ended.stderr
@@ -235,7 +237,7 @@ def test_job_that_cannot_run_is_refused_before_any_process_starts(
 
 
 def program_error(mounts: list[dict[str, str]], **spec: Any) -> str | None:
-    """Return why a job whose volume is mounted at these places cannot run, or None."""
+    """Return why a job with a volume mounted at these paths cannot run, or None."""
     volumes = [{"name": "code", "configMap": {"name": "c"}}]
     job = new_job(**spec, volumes=volumes, volumeMounts=mounts)
     try:

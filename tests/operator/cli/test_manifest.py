@@ -53,7 +53,7 @@ def test_given_namespace_is_kept(tmp_path: Path) -> None:
     assert load(tmp_path, text)["metadata"]["namespace"] == "team-a"
 
 
-def test_other_objects_in_the_file_are_ignored(tmp_path: Path) -> None:
+def test_objects_of_other_kinds_in_the_file_are_ignored(tmp_path: Path) -> None:
     claim = "kind: PersistentVolumeClaim\nmetadata: {name: c}\n"
     assert load(tmp_path, f"{claim}---{JOB}---\n")["metadata"]["name"] == "digits"
 
@@ -126,7 +126,7 @@ def test_unreadable_file_is_reported(tmp_path: Path) -> None:
         ("image=registry:5000/a:1", ["image"], "registry:5000/a:1"),
     ],
 )
-def test_setting_changes_a_field_of_the_spec(
+def test_set_option_changes_a_field_of_the_spec(
     tmp_path: Path, setting: str, path: list[str], value: object
 ) -> None:
     found: Any = load(tmp_path, JOB, setting)["spec"]
@@ -135,12 +135,12 @@ def test_setting_changes_a_field_of_the_spec(
     assert found == value
 
 
-def test_setting_works_without_a_spec(tmp_path: Path) -> None:
+def test_set_option_works_without_a_spec(tmp_path: Path) -> None:
     bare = yaml.safe_dump({**yaml.safe_load(JOB), "spec": None})
     assert load(tmp_path, bare, "task=flowers:build")["spec"] == {"task": "flowers:build"}
 
 
-def test_last_of_two_settings_of_one_field_wins(tmp_path: Path) -> None:
+def test_last_of_two_set_options_for_one_field_wins(tmp_path: Path) -> None:
     assert load(tmp_path, JOB, "nodes=3", "nodes=4")["spec"]["nodes"] == 4
 
 
@@ -155,11 +155,11 @@ def test_last_of_two_settings_of_one_field_wins(tmp_path: Path) -> None:
         ("config.a=2026-03-99", "--set config.a: must be a YAML value, got '2026-03-99'"),
     ],
 )
-def test_invalid_setting_is_reported(tmp_path: Path, setting: str, sentence: str) -> None:
+def test_invalid_set_option_is_reported(tmp_path: Path, setting: str, sentence: str) -> None:
     assert refusal(tmp_path, JOB, setting) == sentence
 
 
-def test_setting_that_violates_the_schema_names_the_field(tmp_path: Path) -> None:
+def test_set_option_that_violates_the_schema_names_the_field(tmp_path: Path) -> None:
     assert "spec.nodes: input should be" in refusal(tmp_path, JOB, "nodes=0")
     assert "spec.nods: unknown field" in refusal(tmp_path, JOB, "nods=2")
 
@@ -175,13 +175,13 @@ FOUND = {
 
 
 @pytest.mark.parametrize(("text", "found"), FOUND.values(), ids=FOUND)
-def test_file_without_one_job_is_refused_with_what_it_holds(
+def test_file_without_exactly_one_job_is_refused_with_the_kinds_that_it_holds(
     tmp_path: Path, text: str, found: str
 ) -> None:
     assert refusal(tmp_path, text).endswith(f"job.yaml: must hold exactly one DDPJob, {found}")
 
 
-def test_job_is_read_from_standard_input_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_job_is_also_read_from_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
     claimed = f"kind: ConfigMap\nmetadata: {{name: code}}\ndata: {{a.py: x}}\n---{JOB}"
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(claimed.encode())))
     given = read_job_file(Path("-"))
@@ -193,7 +193,7 @@ def test_job_is_read_from_standard_input_too(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def laughs(last: str) -> str:
-    """Return a job whose `config` is small as text, and huge without aliases."""
+    """Return a job whose `config` is small as YAML text, but huge once its aliases are expanded."""
     lines = ["k0: &k0 [x, x, x, x, x, x, x, x, x]"]
     lines += [f"k{i}: &k{i} [{', '.join([f'*k{i - 1}'] * 9)}]" for i in range(1, 8)]
     return JOB.replace("{epochs: 20}", last) + "---\n" + "\n".join(lines) + "\n"
@@ -225,7 +225,7 @@ def test_damaged_config_map_is_refused_with_one_sentence(tmp_path: Path) -> None
             read_job_file(file).config_maps()
 
 
-def test_values_of_a_wrong_form_are_refused_in_words(tmp_path: Path) -> None:
+def test_values_of_a_wrong_format_are_refused_with_a_sentence(tmp_path: Path) -> None:
     assert refusal(tmp_path, JOB, "task=mytask").endswith(
         "spec.task: must be module:function, for example my_package.flowers:build, got 'mytask'"
     )

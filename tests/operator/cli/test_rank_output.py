@@ -21,7 +21,7 @@ from ddp_operator.cli.view import View
 
 
 def lines(*reads: str, ranks: range = range(2)) -> list[RankLine]:
-    """Return the lines of reads that each came to the end of the log, as it was at that time."""
+    """Return the lines of several reads. Each read reached the current end of the log."""
     parser = RankLines(ranks)
     found = [line for text in reads for line in parser.feed(text, at_end=True, now=0.0)]
     return found + parser.rest()
@@ -61,7 +61,7 @@ def test_log_of_a_pod_is_split_into_the_lines_of_its_ranks(
     assert lines(*reads) == found
 
 
-def test_lines_are_the_same_however_the_log_is_read() -> None:
+def test_lines_do_not_depend_on_how_many_bytes_each_read_returns() -> None:
     text = "[rank 0] one[rank 1] two\n[rank 0] \n[rank 12] x\nforeign\n[rank 1] a [rank 1] b\n" * 3
     whole = lines(text, ranks=range(13))
     for size in (1, 2, 7, 40):
@@ -71,7 +71,7 @@ def test_lines_are_the_same_however_the_log_is_read() -> None:
         assert found + parser.feed("", at_end=True, now=0.0) == whole
 
 
-def test_line_without_an_end_is_shown_after_a_pause() -> None:
+def test_line_without_a_newline_is_shown_after_a_pause() -> None:
     parser = RankLines(range(2))
     assert parser.feed("[rank 0] Load... ", at_end=True, now=5.0) == []
     almost = 5.0 + PAUSE_SECONDS * 0.9
@@ -80,7 +80,7 @@ def test_line_without_an_end_is_shown_after_a_pause() -> None:
     assert parser.feed("[rank 0] done\n", at_end=True, now=9.0) == [(0, "done")]
 
 
-def test_newline_after_a_shown_line_is_no_line_of_its_own() -> None:
+def test_newline_after_a_shown_partial_line_adds_no_empty_line() -> None:
     parser = RankLines(range(1))
     parser.feed("[rank 0] 10%", at_end=True, now=0.0)
     assert parser.feed("", at_end=True, now=PAUSE_SECONDS) == [(0, "10%")]
@@ -98,7 +98,7 @@ def append(log: Path, data: bytes) -> None:
         file.write(data)
 
 
-def test_log_is_followed_from_its_present_end(tmp_path: Path) -> None:
+def test_log_is_followed_from_its_current_end(tmp_path: Path) -> None:
     log = tmp_path / "digits-0.log"
     append(log, b"[rank 0] of an earlier run\n")
     found = PodLog(log, range(1))
@@ -110,7 +110,7 @@ def test_log_is_followed_from_its_present_end(tmp_path: Path) -> None:
     assert found.close() == []
 
 
-def test_log_may_appear_later_and_need_not_be_utf_8(tmp_path: Path) -> None:
+def test_log_may_appear_later_and_may_contain_invalid_utf_8(tmp_path: Path) -> None:
     log = tmp_path / "digits-0.log"
     found = PodLog(log, range(1))
     assert found.read(0.0) == ([], True)

@@ -41,7 +41,7 @@ def run_directory(folder: Path) -> Path:
     return directory
 
 
-def test_page_about_a_run_directory_is_written_and_its_path_printed(
+def test_report_of_a_run_directory_is_written_and_its_path_printed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -73,7 +73,7 @@ def test_directory_without_a_run_ends_with_exit_code_2_and_one_sentence(
     assert len(ended.stderr.splitlines()) == 1
 
 
-def test_pipe_or_huge_file_in_place_of_the_job_is_named_at_once(tmp_path: Path) -> None:
+def test_pipe_or_huge_file_in_place_of_the_job_file_is_refused_at_once(tmp_path: Path) -> None:
     (tmp_path / "logs").mkdir()
     for plant in (os.mkfifo, lambda path: path.open("wb").truncate(6 << 30)):
         plant(tmp_path / JOB_FILE)
@@ -83,7 +83,7 @@ def test_pipe_or_huge_file_in_place_of_the_job_is_named_at_once(tmp_path: Path) 
         (tmp_path / JOB_FILE).unlink()
 
 
-def test_line_and_file_without_end_are_read_in_part(
+def test_very_long_line_and_unfinished_last_line_are_read_only_in_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(report_data, "FILE_BYTES", 1000)
@@ -94,7 +94,7 @@ def test_line_and_file_without_end_are_read_in_part(
     assert [point.step for point in points] == [5]
 
 
-def test_pipe_in_place_of_the_history_is_refused_at_once(tmp_path: Path) -> None:
+def test_pipe_in_place_of_the_history_file_is_refused_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / HISTORY_FILE)
     ended = report(tmp_path)
     assert ended.exit_code == 2
@@ -104,13 +104,13 @@ def test_pipe_in_place_of_the_history_is_refused_at_once(tmp_path: Path) -> None
     )
 
 
-def test_page_that_cannot_be_written_ends_with_exit_code_2(tmp_path: Path) -> None:
+def test_report_that_cannot_be_written_ends_with_exit_code_2(tmp_path: Path) -> None:
     ended = report(run_directory(tmp_path), "-o", tmp_path / "none" / "page.html")
     assert ended.exit_code == 2
     assert "page.html: cannot be written: No such file or directory" in ended.stderr
 
 
-def test_copies_of_logs_replace_a_missing_history(tmp_path: Path) -> None:
+def test_copied_logs_replace_a_missing_history(tmp_path: Path) -> None:
     (tmp_path / "FENCE.json").write_text("{}")
     for attempt, name in ((10, "stdout.log"), (9, "stdout.log"), (9, "stdout.log.old")):
         folder = tmp_path / f"logs/attempt-{attempt}/node-0/uid-{attempt}_x/attempt_0/0"
@@ -185,7 +185,7 @@ async def report_from(api: FakeApi, folder: Path, *arguments: str) -> tuple[int,
     return process.returncode, out.decode(), err.decode()
 
 
-async def test_page_about_a_job_has_its_status_and_the_log_of_node_0(
+async def test_report_of_a_cluster_job_has_its_status_and_the_log_of_node_0(
     api: FakeApi, tmp_path: Path
 ) -> None:
     log = b"".join(b"[rank 0] " + event for event in two_attempts())
@@ -200,7 +200,7 @@ async def test_page_about_a_job_has_its_status_and_the_log_of_node_0(
     assert "Not in this report" not in text
 
 
-async def test_page_says_that_the_pod_is_gone(api: FakeApi, tmp_path: Path) -> None:
+async def test_report_says_that_the_pod_of_node_0_is_gone(api: FakeApi, tmp_path: Path) -> None:
     api.fault = answers({JOB_PATH.format("team-b"): job(attempt=2)})
     code, _, err = await report_from(api, tmp_path, "digits", "-n", "team-b")
     assert (code, err) == (0, "")
@@ -214,7 +214,9 @@ async def test_page_says_that_the_pod_is_gone(api: FakeApi, tmp_path: Path) -> N
     assert "<h2>Loss" in text
 
 
-async def test_page_says_that_a_log_starts_at_a_later_attempt(api: FakeApi, tmp_path: Path) -> None:
+async def test_report_says_that_a_log_starts_at_a_later_attempt(
+    api: FakeApi, tmp_path: Path
+) -> None:
     pod = "/api/v1/namespaces/team-a/pods/digits-0/log"
     api.fault = answers({JOB_PATH.format("team-a"): job(attempt=3), pod: progress(1, 5, 3)})
     await report_from(api, tmp_path, "digits")
@@ -244,7 +246,7 @@ async def test_unknown_context_ends_with_exit_code_2(api: FakeApi, tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_report_of_a_real_local_run_has_its_points(tmp_path: Path) -> None:
+def test_report_of_a_real_local_run_contains_its_progress_points(tmp_path: Path) -> None:
     command, began = [sys.executable, "-m", "ddp_operator.cli.main"], time.time()
     settings = ["--set", "config.epochs=6", "--set", "nodes=1", "--dir", str(tmp_path)]
     done = subprocess.run(
@@ -288,7 +290,7 @@ def test_report_of_a_real_local_run_has_its_points(tmp_path: Path) -> None:
 
 
 def check_resumed(folder: Path, seconds: float) -> None:
-    """Check the page about a completed run that was resumed and completed in this time."""
+    """Check the report of a completed run that was resumed after an interruption."""
     found = read_directory(folder)
     assert found.job is not None
     timeline = build_timeline(found.job, found.history, found.now)
@@ -308,7 +310,7 @@ def check_resumed(folder: Path, seconds: float) -> None:
     assert figures["Goodput"] == f"{share:.1f}%"
 
 
-def test_name_that_is_neither_folder_nor_job_says_so(
+def test_report_of_a_name_that_is_neither_folder_nor_job_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -45,7 +45,7 @@ def test_same_job_started_twice_in_one_folder_is_refused(tmp_path: Path) -> None
         assert (home / "job.json.lock").read_text() == str(os.getpid())
 
 
-def test_another_folder_is_free_and_the_lock_ends_with_the_run(tmp_path: Path) -> None:
+def test_lock_of_a_run_folder_covers_only_this_folder_and_ends_with_the_run(tmp_path: Path) -> None:
     with locked(tmp_path / "a" / "digits"), locked(tmp_path / "b" / "digits"):
         sentence = rf"already runs here \(process {os.getpid()}\)"
         with pytest.raises(ClusterError, match=sentence), locked(tmp_path / "a" / "digits"):

@@ -21,7 +21,7 @@ def start(home: Path) -> subprocess.Popen[str]:
 
 @pytest.mark.slow
 def test_two_local_runs_at_the_same_time_both_complete(tmp_path: Path) -> None:
-    """Their agents use the same ports, on other loopback addresses."""
+    """The agents of the two runs use the same ports, on different loopback addresses."""
     runs = [start(tmp_path / name) for name in ("one", "other")]
     try:
         outputs = [run.communicate(timeout=120)[0] for run in runs]

@@ -51,7 +51,7 @@ def test_status_line_shows_the_state_of_the_run(found: DDPJobStatus, line: str) 
     assert status_line(found) == line
 
 
-def test_summary_of_a_finished_run() -> None:
+def test_summary_of_a_finished_run_shows_metrics_and_checkpoint() -> None:
     progress = ProgressStatus(step=12, samples_per_second=80, metrics={"accuracy": "0.9"})
     goodput = GoodputStatus(percent="90.0%", training_milliseconds=9000, starting_milliseconds=1000)
     found = status(
@@ -74,12 +74,12 @@ def test_summary_of_a_finished_run() -> None:
     ]
 
 
-def test_summary_without_metrics_and_checkpoint_shows_the_logs() -> None:
+def test_summary_without_metrics_and_checkpoint_shows_the_path_of_the_logs() -> None:
     found = summary_lines(status("Completed", attempt=1), Path("/runs/logs"))
     assert found == ["attempts: 1", "logs: /runs/logs"]
 
 
-def test_goodput_line_names_training_first_and_then_the_largest_buckets() -> None:
+def test_goodput_line_shows_training_first_and_then_the_largest_buckets() -> None:
     goodput = GoodputStatus(
         percent="48.0%",
         training_milliseconds=92_000,
@@ -116,7 +116,7 @@ def test_unchanged_line_is_not_printed_again() -> None:
     assert printed_lines(work) == ["Starting  0/2 nodes ready", "Starting  1/2 nodes ready"]
 
 
-def test_message_is_printed_unwrapped_and_without_markup() -> None:
+def test_message_is_printed_without_line_wrap_and_without_markup() -> None:
     message = "rank 0 failed: KeyError: [red] " + "x" * 100
     event = Event(EventType.WARNING, "Restarting", message)
     assert printed_lines(lambda view: view.event(event)) == [f"Restarting: {message}"]
@@ -131,7 +131,7 @@ def test_terminal_shows_one_live_line() -> None:
     assert "Running  step 6/12 (50%)" in out.getvalue()
 
 
-def test_facts_continue_after_a_whole_word_and_paths_stay_whole() -> None:
+def test_printed_facts_wrap_after_a_word_and_never_inside_a_path() -> None:
     out = io.StringIO()
     console = Console(file=out, width=40, force_terminal=True, color_system=None)
     path = "checkpoint: " + "a/long/path" * 5
@@ -144,7 +144,7 @@ def test_facts_continue_after_a_whole_word_and_paths_stay_whole() -> None:
     assert rest == [f"  {path}"]
 
 
-def test_line_of_a_terminal_shows_the_time_that_is_left_and_fits_80_columns() -> None:
+def test_live_line_shows_the_remaining_time_and_fits_80_columns() -> None:
     progress = ProgressStatus(
         summary="170/2400 (7%)", loss="0.001658", samples_per_second=2801, eta_seconds=204
     )

@@ -1,4 +1,4 @@
-"""Client of untrusted agents against servers that send anything but an agent's answer."""
+"""Tests of the client of untrusted agents with servers that send invalid answers."""
 
 import asyncio
 import gzip
@@ -23,7 +23,7 @@ ANSWER = OK + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY
 
 
 def stated(body: bytes, *headers: bytes) -> bytes:
-    """An answer with a Content-Length."""
+    """Return an answer with a Content-Length."""
     lines = (b"Content-Length: %d" % len(body), *headers)
     return OK + b"".join(line + b"\r\n" for line in lines) + b"\r\n" + body
 
@@ -63,7 +63,7 @@ HOSTILE: dict[str, tuple[bytes, bytes]] = {
 
 @contextmanager
 def serving(talk: Callable[[socket.socket], None]) -> Iterator[int]:
-    """Serve each connection with `talk` in a thread of its own. Yield the port."""
+    """Serve each connection with `talk`, in one thread per connection. Yield the port."""
     server = socket.create_server(("127.0.0.1", 0))
     ended = threading.Event()
 
@@ -89,7 +89,7 @@ def serving(talk: Callable[[socket.socket], None]) -> Iterator[int]:
 
 
 async def cpu_seconds_of_an_answer(port: int) -> float:
-    """Seconds of CPU that the event loop needs for one request."""
+    """Return the CPU seconds that the event loop needs for one request."""
     agents = Agents(port)
     try:
         before = time.thread_time()  # The server has threads of its own.
@@ -116,7 +116,7 @@ async def test_hostile_answer_costs_little(kind: str, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("begin", [b"HTTP/1.1 200 ", OK + b"Content-Length: 200000\r\n\r\n"])
-async def test_answer_in_single_bytes_is_cut_off(begin: bytes) -> None:
+async def test_answer_that_arrives_in_single_bytes_is_cut_off(begin: bytes) -> None:
     sent = 0
 
     def talk(connection: socket.socket) -> None:
@@ -134,7 +134,7 @@ async def test_answer_in_single_bytes_is_cut_off(begin: bytes) -> None:
 
 @asynccontextmanager
 async def counting_server(close_each: bool = False) -> AsyncIterator[tuple[int, list[int]]]:
-    """A server of valid answers. Yield its port, and the requests of each connection."""
+    """Serve valid answers. Yield the port, and the requests of each connection."""
     requests: list[int] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -153,7 +153,7 @@ async def counting_server(close_each: bool = False) -> AsyncIterator[tuple[int, 
         yield server.sockets[0].getsockname()[1], requests
 
 
-async def test_connection_is_used_again() -> None:
+async def test_connection_to_an_agent_is_reused() -> None:
     async with counting_server() as (port, requests):
         agents = Agents(port)
         for _ in range(3):
@@ -211,5 +211,7 @@ async def test_connections_are_bounded_and_agents_take_turns(
 @pytest.mark.parametrize(
     ("files", "connections"), [(256, 64), (1024, 832), (64, 16), (-1, 65536), (1 << 30, 65536)]
 )
-def test_limit_of_open_files_leaves_room_for_other_requests(files: int, connections: int) -> None:
+def test_limit_of_open_files_leaves_room_for_requests_to_the_api_server(
+    files: int, connections: int
+) -> None:
     assert connections_for(files) == connections

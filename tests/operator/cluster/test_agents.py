@@ -82,7 +82,7 @@ async def test_client_works_with_the_real_agent_server(secret: str) -> None:
         await asyncio.to_thread(server.close)
 
 
-async def test_undelivered_order_is_not_an_error() -> None:
+async def test_order_that_cannot_be_delivered_raises_no_error() -> None:
     async with agents_at(1) as agents:
         assert not await agents.order_attempt(
             "127.0.0.1", SECRET, AttemptOrder(job_uid=UID, attempt=4)
@@ -119,10 +119,10 @@ async def test_response_in_pieces_is_read_completely() -> None:
         assert await get_status(port) == KEPT
 
 
-async def test_answers_at_once_leave_time_for_other_work(
+async def test_immediate_answers_of_many_agents_leave_time_for_other_work(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Fifty hostile agents that answer at once cost seconds together, and milliseconds each."""
+    """Fifty hostile agents that answer at once cost milliseconds each, and seconds in total."""
     read: list[bytes] = []
     rounds = 0
     read_in: list[int] = []
@@ -184,7 +184,7 @@ async def test_endless_response_is_cut_off() -> None:
     assert sent < 1 << 26
 
 
-async def test_slow_agent_counts_as_no_answer(
+async def test_answer_of_a_slow_agent_counts_as_no_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(agents_module, "_CONNECT_SECONDS", 0.1)
@@ -203,7 +203,7 @@ async def test_closed_port_counts_as_no_answer() -> None:
     assert await get_status(1) is None
 
 
-async def test_client_with_another_secret_gets_no_status_and_gives_no_order() -> None:
+async def test_client_with_a_wrong_secret_gets_no_status_and_delivers_no_order() -> None:
     agent = FakeAgent(STATUS)
     server = agent.server(secret=SECRET)
     server.start()
@@ -238,7 +238,7 @@ async def test_answer_without_the_pods_signature_counts_as_no_answer(
             assert await get_status(port) == KEPT  # The same answer of a pod without a secret.
 
 
-async def test_client_keeps_the_rank_that_was_ahead_when_the_attempt_ended() -> None:
+async def test_client_keeps_the_progress_of_a_rank_that_was_ahead_when_the_attempt_ended() -> None:
     ranks = [heartbeat(rank=2 + i, local_rank=i, step=step) for i, step in enumerate((7, 9, 8))]
     for phase, kept in (("Training", []), ("Failed", [9])):
         agent = FakeAgent(agent_status(1, attempt=3, phase=phase, ranks=ranks))

@@ -65,7 +65,7 @@ def test_free_restarts_are_limited_by_rate() -> None:
     assert status.attempt_start_time == after(256)
 
 
-def test_node_that_refuses_every_pod_does_not_use_up_the_budget() -> None:
+def test_node_that_refuses_every_pod_does_not_exhaust_the_budget() -> None:
     job = with_status(job_with(9), conditions=[condition(ConditionType.RENDEZVOUSED, "False")])
     refused = pod(job, 1, phase="Failed", ready=False, reason="UnexpectedAdmissionError")
     plan = plan_for(job, [pod(job, 0, ready=False), refused])
@@ -106,7 +106,7 @@ def test_changed_spec_ends_the_delay() -> None:
     assert plan.actions
 
 
-def test_bad_input_is_not_delayed_but_final() -> None:
+def test_bad_input_fails_the_job_at_once() -> None:
     job = job_with(9)
     failed = failed_status(1, exit_code=int(ExitCode.BAD_INPUT))
     plan = plan_for(job, all_pods(job), statuses={1: failed})

@@ -129,10 +129,10 @@ def test_disruption_of_a_pod_decides_the_cause(
     ],
     ids=["ready", "ranks stopped", "request still waits", "lost", "not ready", "ended"],
 )
-def test_taint_on_a_node_that_works_is_free_like_a_drain(
+def test_eviction_by_a_taint_on_a_healthy_node_uses_no_budget(
     fields: dict[str, Any], report: AgentStatus | None, silent: bool, free: bool
 ) -> None:
-    """Kubernetes deletes the pods of an unreachable node for the same reason."""
+    """Pods of an unreachable node are also evicted by a taint, but as an infrastructure fault."""
     job = active_job()
     leaving = pod(job, 1, deleting=True, disruption="DeletionByTaintManager", **fields)
     statuses = {0: agent_status(0)} | ({1: report} if report else {})
@@ -235,6 +235,6 @@ def test_status_keeps_the_times_of_32_failures() -> None:
     assert plan.status.recent_failures == [*times[1:], after(40)]
 
 
-def test_lost_pods_do_not_change_the_failure_times() -> None:
+def test_lost_pods_do_not_change_the_recorded_times_of_failures() -> None:
     job = active_job(restartWindowSeconds=60)
     assert plan_for(job, [pod(job, 0)]).status.recent_failures == []

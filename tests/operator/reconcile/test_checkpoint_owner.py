@@ -38,7 +38,7 @@ def waiting(job: DDPJob, pods: Any = (), *, at: float = 0, owner: str | None = "
     return decide(seen.__class__(**{**vars(seen), "checkpoint_owner": owner}), DEFAULTS)
 
 
-def test_second_job_waits_and_names_the_owner() -> None:
+def test_second_job_of_a_checkpoint_directory_waits_and_names_the_owner() -> None:
     plan = waiting(new_job(**SHARED))
     assert plan.actions == ()
     assert (plan.status.attempt, plan.status.ready, plan.requeue_seconds) == (0, "0/2", 10.0)
@@ -63,7 +63,7 @@ def test_one_event_and_one_write_however_long_the_job_waits() -> None:
     assert other.events == ()
 
 
-def test_job_starts_when_the_owner_has_ended_and_no_deadline_has_run() -> None:
+def test_job_starts_when_the_owner_has_ended_and_its_deadlines_did_not_run() -> None:
     job = new_job(activeDeadlineSeconds=60, startupDeadlineSeconds=60, **SHARED)
     job = with_status(job, **dict(waiting(job).status))
     plan = waiting(job, at=86_400, owner=None)
@@ -75,7 +75,7 @@ def test_job_starts_when_the_owner_has_ended_and_no_deadline_has_run() -> None:
     assert plan.status.goodput.queued_milliseconds == 86_400_000
 
 
-def test_job_that_trains_goes_on_with_any_owner_of_its_directory() -> None:
+def test_job_that_trains_continues_whoever_owns_its_directory() -> None:
     """Two such jobs may have run before an upgrade of the operator."""
     job = active_job(**SHARED)
     plan = waiting(job, all_pods(job))
@@ -114,13 +114,11 @@ def test_resumed_job_that_waits_is_no_longer_suspended() -> None:
     [(new_job(suspend=True, **SHARED), "Suspended"), (finished_job(succeeded=True), "Completed")],
     ids=["suspended", "finished"],
 )
-def test_stopped_job_waits_for_no_owner(job: DDPJob, shown: str) -> None:
+def test_suspended_or_finished_job_waits_for_no_owner(job: DDPJob, shown: str) -> None:
     assert reason(waiting(job).status) == shown
 
 
-def test_owner_is_a_job_that_has_started_or_else_the_oldest_or_else_that_of_the_lowest_uid() -> (
-    None
-):
+def test_owner_is_the_started_job_then_the_oldest_then_the_lowest_uid() -> None:
     ranked = [
         Claimant("late", "u4", "2026-03-01T12:09:00Z", started=True),
         Claimant("old", "u9", "2026-03-01T12:00:00Z", started=False),

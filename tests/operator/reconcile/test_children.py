@@ -1,4 +1,4 @@
-"""When the operator replaces pods on Kubernetes nodes that are unreachable."""
+"""Tests of when the operator replaces pods on unreachable Kubernetes nodes."""
 
 from datetime import timedelta
 from typing import Any
@@ -60,5 +60,5 @@ def test_pod_is_abandoned_when_no_kubelet_can_report_its_end(
 
 
 def test_pod_whose_deletion_the_operator_has_just_seen_is_not_abandoned() -> None:
-    """The times in the pod are those of the API server's clock, so that they do not count."""
+    """The API server's clock sets the times in the pod, so the operator does not compare them."""
     assert not is_abandoned(plan_while_deleting(None))

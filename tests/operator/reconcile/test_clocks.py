@@ -67,7 +67,7 @@ class Clocks:
         return {**manifest, "metadata": {**manifest["metadata"], **times}}
 
     def failed(self, index: int, seconds: float, **failure: Any) -> AgentStatus:
-        """Return the report of a failure. All agents started torchrun 2 s after the attempt."""
+        """Return the report of a failure. All agents started torchrun 2 s into the attempt."""
         at = self.at(f"node {index}", seconds).timestamp()
         launched = self.at(f"node {index}", 2).timestamp()
         return agent_status(
@@ -117,7 +117,7 @@ def crash_of_a_replaced_pod(clocks: Clocks) -> Plan:
 
 
 def end_before_the_attempt(clocks: Clocks) -> Plan:
-    """The kubelet was offline, and reports the end of the previous attempt."""
+    """Return a pod whose kubelet was offline and reports the end of the previous attempt."""
     job = active_job(attempt=4, formed=False)
     return clocks.look(job, [clocks.worker(job, 0), clocks.killed(job, 1, -5)], 3)
 
@@ -249,7 +249,7 @@ class CrashLoop:
 
 
 @pytest.mark.parametrize("offset", [0, *STEPS])
-async def test_crash_loop_is_charged_and_delayed_at_any_clock_of_the_node(
+async def test_crash_loop_is_charged_and_delayed_whatever_the_nodes_clock_shows(
     offset: float,
 ) -> None:
     created, status = await CrashLoop(offset).run(12)
@@ -257,14 +257,14 @@ async def test_crash_loop_is_charged_and_delayed_at_any_clock_of_the_node(
     assert [c["status"] for c in status["conditions"] if c["type"] == "Succeeded"] == ["False"]
 
 
-async def test_pods_that_vanish_before_the_start_are_created_ever_more_slowly() -> None:
+async def test_pods_that_vanish_before_the_start_are_created_with_growing_delays() -> None:
     """Before the start a missing pod ends no attempt, so no budget limits the creations."""
     created, status = await CrashLoop(0).run(40, remove=True)
     assert status["attempt"] == 1
     assert created == 2 * len([0, 1, 2, 4, 8, 16, 32])
 
 
-def test_wrong_clock_of_one_node_does_not_hide_a_difference_of_milliseconds_elsewhere() -> None:
+def test_clock_differences_smaller_than_the_agents_start_times_are_ignored() -> None:
     """Clocks that differ by less than the starts of the agents count as equal."""
     clocks = Clocks("none", 0)
     job = active_job(nodes=3)

@@ -58,7 +58,7 @@ def test_status_times_have_whole_seconds() -> None:
     assert found.last_transition_time == NOW
 
 
-def test_condition_does_not_change_the_others() -> None:
+def test_change_of_one_condition_keeps_the_other_conditions() -> None:
     status = set_condition(
         put(DDPJobStatus(), True),
         ConditionType.SUSPENDED,
@@ -122,7 +122,7 @@ def test_pod_counts_as_training_when_kubelet_and_agent_confirm_this_attempt(
 
 
 @pytest.mark.parametrize(("seconds", "counts"), [(9, False), (10, True), (-5, True)])
-def test_readiness_that_outlasts_the_start_counts_without_a_report(
+def test_pod_that_stays_ready_counts_as_training_without_a_report(
     seconds: float, counts: bool
 ) -> None:
     """A restart in place may be shorter than the period of the kubelet's probe."""
@@ -154,7 +154,7 @@ def test_report_of_node_0_proves_that_all_ranks_have_joined(
     assert (status.ready == "2/2") is joined
 
 
-def test_rendezvoused_becomes_true_when_all_pods_train() -> None:
+def test_condition_rendezvoused_becomes_true_when_all_pods_train() -> None:
     job = active_job(nodes=3, formed=False)
     half = plan_for(job, [*all_pods(job)[:2], pod(job, 2, ready=False)]).status
     assert half.ready == "2/3"
@@ -167,7 +167,7 @@ def test_rendezvoused_becomes_true_when_all_pods_train() -> None:
     ]
 
 
-def test_rendezvoused_stays_true_while_a_probe_is_late() -> None:
+def test_condition_rendezvoused_stays_true_while_a_probe_is_late() -> None:
     job = active_job()
     status = plan_for(job, [pod(job, 0), pod(job, 1, ready=False)]).status
     assert status.is_true(ConditionType.RENDEZVOUSED)
@@ -202,7 +202,7 @@ def test_starting_message_names_pods_whose_ranks_have_not_joined() -> None:
 def test_message_names_the_pod_that_cannot_reach_another_and_the_port(
     attempt: int,
 ) -> None:
-    """Node 0 only knows who is late. The late one knows why."""
+    """Node 0 knows only which node is late. The late node knows the reason."""
     failed = {} if attempt == 1 else {"last_failure": last_failure(1)}
     job = active_job(attempt=attempt, formed=False, status=failed)
     waits = [
@@ -260,7 +260,7 @@ def test_recovering_message_names_a_stuck_pod(waiting: str | None, suffix: str) 
     ],
     ids=["plain", "resumed", "after a failure"],
 )
-def test_running_message_counts_ranks_and_leaves_the_last_failure_to_the_history(
+def test_running_message_counts_ranks_and_omits_the_last_failure(
     status: dict[str, Any], message: str
 ) -> None:
     job = active_job(attempt=2, procsPerNode=2, status=status)
@@ -310,7 +310,7 @@ def test_every_condition_has_the_observed_generation() -> None:
         (("a b: strange", None), "NotReady"),
     ],
 )
-def test_reason_of_pods_ready_tells_a_queued_job_from_a_broken_one(
+def test_reason_of_pods_ready_separates_a_queued_job_from_a_broken_one(
     waits: tuple[str | None, ...], reason: str
 ) -> None:
     job = active_job()

@@ -1,4 +1,4 @@
-"""Containers beside the worker, and init containers before it: what they decide and what not."""
+"""Tests of how sidecars and init containers affect decisions."""
 
 from typing import Any
 
@@ -44,7 +44,7 @@ def sync(state: dict[str, Any], *, ready: bool = False) -> dict[str, Any]:
 def view(
     index: int, *, init: list[dict[str, Any]] | None = None, always: bool = False, **status: Any
 ) -> PodView:
-    """Return the view of a pod with these statuses. `always`: its init container is a sidecar."""
+    """Return the view of a pod with these statuses. `always` makes its init container a sidecar."""
     given = status | ({"initContainerStatuses": init} if init else {})
     manifest = pod_manifest(active_job(), index, **given)
     if always:
@@ -73,7 +73,7 @@ def view(
     ],
     ids=["not ready", "out of memory", "no image", "done", "readiness gate", "native sidecar"],
 )
-def test_container_beside_the_worker_decides_nothing(
+def test_state_of_a_container_beside_the_worker_changes_no_decision(
     status: dict[str, Any], trouble: str | None
 ) -> None:
     job = active_job(formed=False, **JOB)
@@ -99,7 +99,7 @@ def test_container_beside_the_worker_decides_nothing(
     ],
     ids=["lost node", "worker not ready", "nothing known"],
 )
-def test_worker_that_is_not_ready_does_not_count(
+def test_worker_that_is_not_ready_does_not_count_as_training(
     worker: dict[str, Any], condition: dict[str, Any]
 ) -> None:
     found = view(0, containerStatuses=[worker], conditions=[condition])

@@ -79,7 +79,9 @@ def test_status_describes_the_failed_rank() -> None:
     ],
     ids=["exit code", "signal", "signal and message", "no rank known"],
 )
-def test_message_names_the_failed_rank_and_its_end(given: dict[str, Any], message: str) -> None:
+def test_message_names_the_failed_rank_and_its_exit_code_or_signal(
+    given: dict[str, Any], message: str
+) -> None:
     job = active_job()
     plan = plan_for(job, all_pods(job), statuses={1: failed_status(1, **given)})
     assert failure(plan).message == message
@@ -122,7 +124,7 @@ def test_pod_lost_after_all_ranks_joined_ends_the_attempt() -> None:
 @pytest.mark.parametrize("milestone", ["launched", "joined"])
 @pytest.mark.parametrize("gone", [True, False])
 def test_pod_lost_before_every_pod_was_ready_ends_the_attempt(gone: bool, milestone: str) -> None:
-    """A peer has started torchrun or its ranks have joined, so the lost pod had started too."""
+    """A peer that has started torchrun or has joined proves that the lost pod had started."""
     job = active_job(formed=False)
     lost = [] if gone else [pod(job, 1, deleting=True)]
     seen = {"ordered": after(-9).timestamp(), milestone: after(-5).timestamp()}
@@ -258,7 +260,7 @@ def test_lost_pod_is_the_root_cause_of_secondary_failures() -> None:
     [(None, False), (0.0, False), (1.9, False), (2.0, True), (60.0, True)],
     ids=["first look", "0 s", "1.9 s", "2 s", "60 s"],
 )
-def test_operator_waits_two_seconds_for_the_root_cause_at_any_clocks(
+def test_operator_waits_two_seconds_for_the_root_cause_whatever_the_clocks_show(
     seconds: float | None, acted: bool, skew: float
 ) -> None:
     """The clock of the failed pod's Kubernetes node may be an hour ahead or behind."""
@@ -383,7 +385,7 @@ def test_job_does_not_complete_with_pods_of_two_attempts() -> None:
 
 
 def test_preemption_that_is_observed_twice_ends_one_attempt() -> None:
-    """The agent reports it first; the container ends later, with the annotation of attempt 2."""
+    """The agent reports the preemption first. The container ends later, in attempt 2."""
     job = active_job(attempt=2, formed=False)
     end = ended(ExitCode.PREEMPTED, final=agent_status(1, attempt=1, phase="Preempted"))
     plan = plan_for(job, [pod(job, 0), pod(job, 1, phase="Failed", ready=False, termination=end)])

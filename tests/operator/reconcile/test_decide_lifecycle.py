@@ -39,7 +39,7 @@ def suspended_job(**status: Any) -> Any:
     return with_status(job, **dict(plan_for(job).status))
 
 
-def test_suspension_deletes_the_pods_gracefully_and_is_free() -> None:
+def test_suspension_deletes_the_pods_gracefully_and_uses_no_budget() -> None:
     job = active_job(suspend=True)
     plan = plan_for(job, all_pods(job))
     assert list(plan.actions) == [DeletePod(p.name, p.uid, None) for p in all_pods(job)]
@@ -195,7 +195,7 @@ def test_requeue_is_not_later_than_the_next_deadline(
     assert plan_for(job, pods, now=after(age)).requeue_seconds == seconds
 
 
-def test_requeue_takes_1_s_until_a_task_reports_progress() -> None:
+def test_job_is_requeued_every_second_until_its_task_reports_progress() -> None:
     job = active_job()
     assert plan_for(job, all_pods(job)).requeue_seconds == 1.0
     reported = with_status(job, progress=ProgressStatus(step=1, time=NOW))
@@ -203,7 +203,7 @@ def test_requeue_takes_1_s_until_a_task_reports_progress() -> None:
 
 
 @pytest.mark.parametrize(("interval", "seconds"), [(1.0, 5.0), (5.0, 5.0), (50.0, 50.0)])
-def test_requeue_of_one_of_many_jobs_in_training_takes_its_progress_interval(
+def test_training_job_in_a_large_fleet_is_requeued_after_its_progress_interval(
     interval: float, seconds: float
 ) -> None:
     job = with_status(active_job(), progress=ProgressStatus(step=1, time=NOW))
@@ -211,7 +211,7 @@ def test_requeue_of_one_of_many_jobs_in_training_takes_its_progress_interval(
     assert plan.requeue_seconds == seconds
 
 
-def test_requeue_takes_1_s_once_an_agent_has_ended_its_attempt() -> None:
+def test_job_is_requeued_after_one_second_once_an_agent_has_ended_its_attempt() -> None:
     job = active_job()
     plan = plan_for(job, all_pods(job), statuses={0: agent_status(0, phase="Succeeded")})
     assert plan.requeue_seconds == 1.0
@@ -286,7 +286,7 @@ def test_pods_of_a_completed_job_are_kept() -> None:
 
 
 @pytest.mark.parametrize("succeeded", [True, False], ids=["completed", "failed"])
-def test_clean_policy_all_deletes_the_pods_of_a_finished_job(succeeded: bool) -> None:
+def test_clean_pod_policy_all_deletes_the_pods_of_a_finished_job(succeeded: bool) -> None:
     job = finished_job(succeeded=succeeded, cleanPodPolicy="All")
     seen = [pod(job, 0, phase="Succeeded"), pod(job, 1)]
     assert list(plan_for(job, seen).actions) == [
@@ -323,7 +323,9 @@ def test_finished_job_counts_the_remaining_pods() -> None:
 @pytest.mark.parametrize(
     ("value", "finished"), [("True", True), ("False", True), ("Unknown", False)]
 )
-def test_job_is_finished_when_its_summary_is_true_or_false(value: str, finished: bool) -> None:
+def test_job_counts_as_finished_when_condition_succeeded_is_true_or_false(
+    value: str, finished: bool
+) -> None:
     status = DDPJobStatus(conditions=[condition(ConditionType.SUCCEEDED, value)])
     assert is_finished(status) is finished
     assert not is_finished(DDPJobStatus())

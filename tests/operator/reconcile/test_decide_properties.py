@@ -1,4 +1,4 @@
-"""Properties of every decision, for generated worlds."""
+"""Properties of every decision, for generated states of a job and its pods."""
 
 import contextlib
 import dataclasses
@@ -74,7 +74,7 @@ CONTENTS: list[dict[str, Any]] = [
 
 
 def _statuses() -> list[AgentStatus]:
-    """Return every kind of agent status. A status that the contract refuses is left out."""
+    """Return every kind of agent status except those that the wire contract refuses."""
     found = []
     phases = ["Waiting", "Starting", "Training", "Succeeded", "Failed", "Preempted"]
     for attempt, phase in itertools.product([1, 2, 3], phases):
@@ -159,7 +159,7 @@ OBSERVED = every(
 
 @st.composite
 def worlds(draw: st.DrawFn) -> World:
-    """Draw mostly possible worlds, and sometimes impossible ones."""
+    """Draw mostly possible states, and sometimes impossible states."""
     spec = draw(SPECS)
     job = parse_job(
         job_manifest(**{k: v for k, v in spec.items() if k != "limits"}, **spec["limits"])
@@ -206,7 +206,7 @@ def _pod(draw: st.DrawFn, job: DDPJob, index: int) -> tuple[PodView, AgentStatus
 
 
 def written(seen: World, status: DDPJobStatus) -> World:
-    """Return the same world after the API server has stored the status."""
+    """Return the same observed state after the API server has stored the status."""
     stored = DDPJobStatus.model_validate(to_wire(status))
     job = seen.job.model_copy(update={"status": stored})
     return dataclasses.replace(seen, job=job)
@@ -214,7 +214,7 @@ def written(seen: World, status: DDPJobStatus) -> World:
 
 @settings(max_examples=150)
 @given(worlds())
-def test_every_world_leads_to_a_status_that_the_api_server_accepts(seen: World) -> None:
+def test_any_observed_state_gives_a_status_that_the_api_server_accepts(seen: World) -> None:
     plan = decide(seen, DEFAULTS)
     assert server_findings("status", to_wire(plan.status)) == []
     assert plan.requeue_seconds is None or plan.requeue_seconds >= 0
@@ -222,8 +222,8 @@ def test_every_world_leads_to_a_status_that_the_api_server_accepts(seen: World) 
 
 @settings(max_examples=150)
 @given(worlds())
-def test_status_of_an_unchanging_world_converges(seen: World) -> None:
-    """Each reconcile may write what the one before did not know, until nothing is left to write."""
+def test_status_converges_while_the_observed_state_does_not_change(seen: World) -> None:
+    """A reconcile may write facts that the previous reconcile did not have, until none is left."""
     for _ in range(12):
         plan = decide(seen, DEFAULTS)
         stored = written(seen, plan.status)
@@ -235,7 +235,7 @@ def test_status_of_an_unchanging_world_converges(seen: World) -> None:
     assert at_rest.events == ()
 
 
-def test_failure_is_written_by_one_reconcile_and_settled_by_two() -> None:
+def test_failure_is_recorded_by_one_reconcile_and_handled_within_two() -> None:
     job = active_job()
     seen = world(job, all_pods(job), statuses={1: failed_status(1)})
     first = written(seen, decide(seen, DEFAULTS).status)
@@ -245,7 +245,7 @@ def test_failure_is_written_by_one_reconcile_and_settled_by_two() -> None:
 
 
 @given(worlds())
-def test_decision_depends_only_on_the_world(seen: World) -> None:
+def test_decision_depends_only_on_the_observed_state(seen: World) -> None:
     assert decide(seen, DEFAULTS) == decide(seen, DEFAULTS)
 
 
@@ -267,7 +267,7 @@ def test_reconcile_increments_counts_by_at_most_one(seen: World) -> None:
 
 @settings(max_examples=150)
 @given(worlds())
-def test_actions_concern_each_pod_once_and_only_existing_pods(seen: World) -> None:
+def test_each_action_concerns_an_existing_pod_and_no_pod_has_two_actions(seen: World) -> None:
     plan = decide(seen, DEFAULTS)
     known = {p.uid: p for p in seen.pods}
     for action in plan.actions:

@@ -54,7 +54,7 @@ def test_first_attempt_has_all_nodes_as_members() -> None:
     ] * 3
 
 
-def test_job_of_a_fixed_size_sends_plain_numbers() -> None:
+def test_job_of_fixed_size_orders_attempts_by_plain_numbers() -> None:
     plan = plan_for(new_job(nodes=2))
     assert plan.status.members == "0-1"
     created = [a.manifest for a in plan.actions if isinstance(a, CreatePod)]
@@ -94,7 +94,7 @@ def test_job_waits_while_fewer_than_min_nodes_are_ready() -> None:
     assert plan.status.attempt == 1
 
 
-def test_node_whose_imports_last_is_not_ready() -> None:
+def test_node_whose_standby_still_imports_is_not_ready() -> None:
     job = starting(elastic_job(2, attempt=1))
     statuses = {0: waiting(job, 0), 1: waiting(job, 1, warm=False)}
     plan = plan_for(job, pods(job, (0, 1), ()), statuses=statuses, now=after(31))
@@ -102,7 +102,7 @@ def test_node_whose_imports_last_is_not_ready() -> None:
 
 
 @pytest.mark.parametrize("lost", [0, 1])
-def test_lost_node_stays_a_member_until_its_time_is_over(lost: int) -> None:
+def test_lost_node_stays_a_member_until_shrink_after_seconds_have_passed(lost: int) -> None:
     job = elastic_job(2)
     rest = 1 - lost
     plan = plan_for(job, pods(job, (rest,)), statuses={rest: training(job, rest)}, now=after(9))
@@ -123,7 +123,7 @@ def test_lost_node_stays_a_member_until_its_time_is_over(lost: int) -> None:
     assert (late.status.last_resize.from_nodes, late.status.last_resize.to_nodes) == (2, 1)
 
 
-def test_member_that_still_saves_is_not_late() -> None:
+def test_member_that_still_saves_does_not_count_as_late() -> None:
     job = starting(elastic_job(2, attempt=3))
     statuses = {0: waiting(job, 0), 1: agent_status(1, attempt=2, phase="Training", warm=True)}
     plan = plan_for(job, pods(job, (0, 1), ()), statuses=statuses, now=after(40))
@@ -139,7 +139,7 @@ def test_crashed_rank_leaves_the_members_as_they_are() -> None:
     assert plan.status.last_resize is None
 
 
-def test_drained_node_is_left_out_at_once() -> None:
+def test_drained_node_leaves_the_members_at_once() -> None:
     job = elastic_job(2)
     drained = pod(job, 1, deleting=True, disruption="EvictionByEvictionAPI")
     plan = plan_for(job, [pod(job, 0), drained], statuses={0: training(job, 0)})
@@ -155,7 +155,7 @@ def test_ready_node_takes_the_place_of_a_lost_one() -> None:
     assert members(plan) == {0, 1, 2}
 
 
-def test_lost_kubernetes_node_is_a_fault_and_no_departure() -> None:
+def test_lost_kubernetes_node_is_a_fault_and_not_recorded_as_a_departure() -> None:
     job = elastic_job(2)
     statuses = {i: training(job, i) for i in (0, 1)}
     marked = pod(job, 1, ready=False, disruption="DeletionByTaintManager")
@@ -177,7 +177,7 @@ def test_lost_kubernetes_node_is_a_fault_and_no_departure() -> None:
         NodeView("machine-1", taints=(Taint("gpu", "", "NoExecute"),)),
     ],
 )
-def test_member_leaves_a_node_that_takes_no_pods_any_more(node: NodeView) -> None:
+def test_member_leaves_a_kubernetes_node_that_accepts_no_more_pods(node: NodeView) -> None:
     job = elastic_job(2)
     seen = world(job, pods(job, (0, 1)), statuses={i: training(job, i) for i in (0, 1)})
     plan = decide(replace(seen, kubernetes_nodes={node.name: node}), DEFAULTS)
@@ -209,7 +209,7 @@ def test_job_with_a_silent_member_is_not_resized() -> None:
 
 
 @pytest.mark.parametrize("key", ["unschedulable", "unreachable", "memory-pressure"])
-def test_taints_of_kubernetes_itself_end_no_attempt(key: str) -> None:
+def test_taints_that_kubernetes_sets_itself_end_no_attempt(key: str) -> None:
     taint = {"key": f"node.kubernetes.io/{key}", "effect": "NoSchedule"}
     manifest = {"metadata": {"name": "machine-1"}, "spec": {"taints": [taint]}}
     assert view_node(manifest, "gpu").why_unusable(()) is None
@@ -226,7 +226,7 @@ def test_members_are_those_of_the_agents_after_a_restore_from_a_backup() -> None
 
 
 @pytest.mark.parametrize(("seconds", "expected"), [(299, None), (300, {0, 1, 2, 3})])
-def test_job_grows_once_for_all_ready_nodes_after_its_last_change(
+def test_job_grows_by_all_ready_nodes_at_once_after_the_grow_interval(
     seconds: int, expected: set[int] | None
 ) -> None:
     plan = grown_at(elastic_job(4, members="0,2"), seconds)
@@ -238,7 +238,7 @@ def test_job_grows_once_for_all_ready_nodes_after_its_last_change(
     assert orders(plan)["digits-0"] == "3:0-3:save"
 
 
-def test_node_that_left_twice_within_an_hour_is_not_grown_onto() -> None:
+def test_job_does_not_grow_onto_a_node_that_lost_members_twice_within_an_hour() -> None:
     left = [DepartureStatus(node="machine-1", time=after(s)) for s in (-1000, -900)]
     job = elastic_job(3, members="0", status={"departures": left})
     assert members(grown_at(job, 300)) == {0, 2}
@@ -266,7 +266,7 @@ def test_status_says_when_the_job_grows() -> None:
     )
 
 
-def test_departures_are_recorded_with_the_loss() -> None:
+def test_lost_member_is_recorded_as_a_departure_from_its_kubernetes_node() -> None:
     job = elastic_job(2)
     seen = world(job, [pod(job, 0)], statuses={0: training(job, 0)})
     plan = decide(replace(seen, last_nodes={"digits-1": "machine-1"}), DEFAULTS)
@@ -276,7 +276,7 @@ def test_departures_are_recorded_with_the_loss() -> None:
 # --- A new number of nodes ------------------------------------------------------------------------
 
 
-def test_smaller_nodes_end_the_surplus_pods_at_a_step_boundary() -> None:
+def test_lower_spec_nodes_ends_the_surplus_pods_at_a_step_boundary() -> None:
     job = elastic_job(4)
     smaller = job.model_copy(update={"spec": job.spec.model_copy(update={"nodes": 2})})
     assert smaller.spec_hash == job.spec_hash
@@ -289,7 +289,7 @@ def test_smaller_nodes_end_the_surplus_pods_at_a_step_boundary() -> None:
     assert deleted == {"digits-2", "digits-3"}
 
 
-def test_larger_nodes_create_pods_that_wait_for_the_next_growth() -> None:
+def test_higher_spec_nodes_creates_pods_that_wait_for_the_next_growth() -> None:
     job = elastic_job(2)
     larger = job.model_copy(update={"spec": job.spec.model_copy(update={"nodes": 3})})
     statuses = {i: training(job, i) for i in range(2)}
@@ -317,7 +317,7 @@ def test_resize_is_complete_with_the_first_update_of_all_members() -> None:
     assert texts == ["attempt 3 trains on 4 instead of 2 nodes, 2.5 s after the decision"]
 
 
-def test_job_is_complete_when_its_members_are_whatever_other_pods_do() -> None:
+def test_job_is_complete_when_its_members_are_regardless_of_other_pods() -> None:
     job = elastic_job(3, members="0,2")
     done = {i: agent_status(i, attempt=2, phase="Succeeded") for i in (0, 2)}
     found = [
@@ -350,7 +350,7 @@ STATES = st.sampled_from(["gone", "pending", "waits", "trains", "failed", "delet
     st.integers(0, 999),
     st.booleans(),
 )
-def test_members_are_always_among_the_wished_nodes_and_enough(  # noqa: PLR0917
+def test_members_are_always_within_spec_nodes_and_at_least_min_nodes(  # noqa: PLR0917
     nodes: int, minimum: int, states: list[str], current: set[int], seconds: int, formed: bool
 ) -> None:
     minimum, current = min(minimum, nodes), {i for i in current if i < nodes} or {0}

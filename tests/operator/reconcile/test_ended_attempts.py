@@ -49,7 +49,7 @@ def attempt(**spec: Any) -> Any:
     return active_job(attempt=2, status=SAVED, **spec)
 
 
-def test_failed_rank_is_recorded() -> None:
+def test_attempt_that_a_failed_rank_ended_is_recorded() -> None:
     job = attempt()
     plan = plan_for(
         job,
@@ -62,7 +62,7 @@ def test_failed_rank_is_recorded() -> None:
     assert plan.status.attempt_start_step == 40
 
 
-def test_lost_pod_is_recorded() -> None:
+def test_attempt_that_a_lost_pod_ended_is_recorded() -> None:
     job = attempt()
     plan = plan_for(job, [pod(job, 0)], now=after(60))
     assert last_attempt(plan.status) == expected_attempt(
@@ -70,7 +70,7 @@ def test_lost_pod_is_recorded() -> None:
     )
 
 
-def test_stop_on_request_is_recorded() -> None:
+def test_attempt_that_stopped_on_request_is_recorded() -> None:
     job = attempt()
     statuses = {1: agent_status(1, attempt=2, phase="Preempted")}
     plan = plan_for(job, all_pods(job), statuses=statuses, now=after(60))
@@ -89,7 +89,7 @@ def test_attempt_that_failed_the_job_is_recorded(exit_code: int) -> None:
     assert last_attempt(plan.status) == expected_attempt(Cause.APPLICATION, reason, message)
 
 
-def test_completion_is_recorded() -> None:
+def test_attempt_that_completed_the_job_is_recorded() -> None:
     job = attempt()
     plan = plan_for(job, all_pods(job, phase="Succeeded", ready=False), now=after(60))
     assert last_attempt(plan.status) == expected_attempt(
@@ -97,14 +97,14 @@ def test_completion_is_recorded() -> None:
     )
 
 
-def test_exceeded_deadline_is_recorded() -> None:
+def test_attempt_that_exceeded_a_deadline_is_recorded() -> None:
     job = attempt(activeDeadlineSeconds=60)
     plan = plan_for(job, all_pods(job), now=after(60))
     message = "the job was active for longer than activeDeadlineSeconds (60)"
     assert last_attempt(plan.status) == expected_attempt(None, "DeadlineExceeded", message)
 
 
-def test_changed_spec_is_recorded() -> None:
+def test_attempt_that_a_changed_spec_ended_is_recorded() -> None:
     job = attempt()
     edited = with_status(new_job(nodes=2, image="other:1"), **dict(job.status))
     plan = plan_for(edited, all_pods(job), now=after(60))
@@ -114,7 +114,7 @@ def test_changed_spec_is_recorded() -> None:
     assert (plan.status.free_restarts, plan.status.restarts) == (1, 0)
 
 
-def test_suspension_is_recorded_once_and_counted_on_resumption() -> None:
+def test_suspended_attempt_is_recorded_once_and_counted_on_resumption() -> None:
     job = attempt(suspend=True)
     status = plan_for(job, all_pods(job), now=after(60)).status
     expected = expected_attempt(Cause.FREE, "Suspended", "spec.suspend was set")

@@ -1,4 +1,4 @@
-"""How pods end: those that succeeded, those that never started, and those with sidecars."""
+"""Tests of the end of pods: pods that succeeded, that never started, or that have sidecars."""
 
 from typing import Any
 
@@ -38,7 +38,7 @@ def succeeded(job: DDPJob, index: int) -> PodView:
 
 
 def test_pod_that_succeeded_may_be_deleted_before_the_end_of_the_attempt() -> None:
-    """Garbage collection may delete it while rank 0 exports the model."""
+    """Kubernetes may delete a succeeded pod while rank 0 still exports the model."""
     job = active_job(nodes=3)
     first = plan_for(job, [pod(job, 0), succeeded(job, 1), succeeded(job, 2)])
     assert first.status.succeeded_nodes == "1-2"
@@ -115,7 +115,7 @@ def manifest(phase: str, state: dict[str, Any], proxy: str | None) -> dict[str, 
         ("Running", {"running": {}}, "running", False),
     ],
 )
-def test_pod_lingers_when_only_its_worker_has_ended(
+def test_pod_whose_sidecar_still_runs_counts_as_lingering(
     phase: str, state: dict[str, Any], proxy: str | None, lingers: bool
 ) -> None:
     assert view_of(manifest(phase, state, proxy)).lingers is lingers
@@ -148,7 +148,7 @@ def test_ended_job_has_the_condition_of_a_batch_job_and_an_active_one_has_none(
             assert done.is_true(kind) is is_end
 
 
-def test_run_that_completed_before_the_operator_looked_ignores_a_deadline() -> None:
+def test_deadline_does_not_fail_a_run_that_completed_before_the_operator_saw_it() -> None:
     """The operator was away, and the deadline has passed meanwhile."""
     job = active_job(activeDeadlineSeconds=3600)
     plan = plan_for(job, [succeeded(job, 0), succeeded(job, 1)], now=after(3601))

@@ -165,7 +165,7 @@ def test_third_stalled_attempt_in_a_row_fails_the_job() -> None:
     assert (plan.status.stalled_attempts, plan.status.restarts) == (3, 2)
 
 
-def test_third_attempt_that_stops_on_request_does_not_fail_the_job() -> None:
+def test_third_stalled_attempt_that_stops_on_request_does_not_fail_the_job() -> None:
     job = third()
     plan = plan_for(job, all_pods(job), statuses={1: agent_status(1, attempt=3, phase="Preempted")})
     assert (plan.status.attempt, plan.status.stalled_attempts) == (4, 2)
@@ -238,7 +238,7 @@ REPLACED: dict[str, tuple[dict[str, Any], list[type[Any]]]] = {
 
 
 @pytest.mark.parametrize(("fields", "acts"), REPLACED.values(), ids=REPLACED.keys())
-def test_pod_is_replaced_once_without_a_fault(
+def test_pod_replacement_without_a_fault_happens_once(
     fields: dict[str, Any], acts: list[type[Any]]
 ) -> None:
     status = {"stalled_attempts": 1, "last_failure": last_failure(1, pod="digits-1")}
@@ -248,7 +248,7 @@ def test_pod_is_replaced_once_without_a_fault(
     assert [type(a) for a in plan.actions] == acts
 
 
-def test_replaced_pod_that_is_gone_is_created_in_the_same_attempt() -> None:
+def test_deleted_pod_is_created_again_in_the_same_attempt() -> None:
     status = {"stalled_attempts": 1, "last_failure": last_failure(1, pod="digits-1")}
     job = active_job(attempt=2, formed=False, status=status, **SAVES)
     plan = plan_for(job, [pod(job, 0)])
@@ -297,7 +297,7 @@ def test_status_keeps_the_strikes_of_32_nodes() -> None:
 
 
 def test_pods_created_after_the_second_strike_avoid_its_node() -> None:
-    """The plan that counts the strike builds the pods from the status that it writes."""
+    """The same plan adds the strike to the status and builds the pods from this status."""
     status = {"stalled_attempts": 1, "strikes": [strike("machine-1", 1, -60)]}
     job = active_job(status=status, **SAVES)
     dead = pod(job, 1, phase="Failed", ready=False, termination=ended(1))
@@ -313,7 +313,7 @@ def avoided(manifest: dict[str, Any]) -> list[str]:
     return [value for field in fields for value in field["values"]]
 
 
-def test_strikes_expire() -> None:
+def test_strikes_against_a_kubernetes_node_expire() -> None:
     """The Kubernetes node may have been repaired."""
     lifetime = STRIKE_LIFETIME.total_seconds()
     old = [strike("machine-1", 3, -lifetime), strike("machine-2", 3, 1 - lifetime)]

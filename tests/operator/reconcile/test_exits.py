@@ -71,7 +71,7 @@ def test_event_names_a_few_of_many_ranks() -> None:
     assert event.message.endswith("done: f; and 3 more (the run has succeeded)")
 
 
-def test_problem_of_an_earlier_attempt_is_not_reported() -> None:
+def test_exit_problem_of_an_earlier_attempt_is_not_reported() -> None:
     job = active_job(attempt=2)
     assert exit_events(world(job, all_pods(job), statuses={0: exited(0, STUCK)})) == ()
 
@@ -124,7 +124,7 @@ LOST: dict[str, dict[str, Any] | None] = {
 def test_pod_that_is_lost_while_the_ranks_exit_costs_no_attempt(
     fields: dict[str, Any] | None, formed: bool
 ) -> None:
-    """Its peer reports the result. The attempt may have begun before this operator looked."""
+    """A peer of the lost pod reports the result, also if the attempt began before this operator."""
     job = active_job(formed=formed)
     timeline = Timeline(ordered=1.0, launched=2.0, joined=3.0)
     others = [] if fields is None else [pod(job, 1, ready=False, **fields)]
@@ -137,7 +137,7 @@ def test_pod_that_is_lost_while_the_ranks_exit_costs_no_attempt(
 
 
 def test_last_report_of_the_lost_pod_itself_proves_that_the_work_is_done() -> None:
-    """A termination message has one rank of a node only."""
+    """A termination message contains only one rank of a node."""
     job = active_job(nodes=1, procsPerNode=8)
     stopped = exiting(0, phase="Preempted")
     end = pod(job, phase="Failed", termination=ended(85, final=stopped))
@@ -173,7 +173,7 @@ def test_edit_while_the_ranks_exit_starts_the_new_spec() -> None:
 
 
 @pytest.mark.parametrize(("phase", "exits"), [(RankPhase.DONE, True), (RankPhase.TRAINING, False)])
-def test_message_tells_that_the_ranks_exit(phase: RankPhase, exits: bool) -> None:
+def test_message_says_that_the_ranks_exit(phase: RankPhase, exits: bool) -> None:
     job = active_job()
     report = agent_status(0, ranks=[heartbeat(phase=phase)])
     running = plan_for(job, all_pods(job), statuses={0: report})

@@ -33,7 +33,7 @@ def summary(plan: Plan) -> tuple[str, str]:
     return found.reason, found.message
 
 
-def test_new_job_is_reported_once_and_gets_no_pods() -> None:
+def test_new_job_that_the_policy_forbids_is_reported_once_and_gets_no_pods() -> None:
     job = new_job(**HOST)
     plan = decide(world(job), DEFAULTS)
     assert summary(plan) == ("Invalid", SENTENCE)
@@ -59,7 +59,7 @@ def test_edit_that_the_policy_forbids_leaves_the_running_attempt_alone() -> None
     assert (plan.actions, plan.status.attempt) == ((), 1)
 
 
-def test_attempt_that_is_older_than_the_policy_goes_on_but_gets_no_new_pods() -> None:
+def test_attempt_older_than_the_policy_continues_but_gets_no_new_pods() -> None:
     job = active_job(**HOST)
     pods = all_pods(job)
     assert summary_or_none(decide(world(job, pods), DEFAULTS)) != "Invalid"
@@ -76,5 +76,5 @@ def summary_or_none(plan: Plan) -> str | None:
 @pytest.mark.parametrize(
     "job", [finished_job(succeeded=True, **HOST), active_job(suspend=True, **HOST)]
 )
-def test_finished_or_suspended_job_is_not_reported(job: DDPJob) -> None:
+def test_finished_or_suspended_job_is_not_reported_as_forbidden(job: DDPJob) -> None:
     assert summary_or_none(decide(world(job, all_pods(job)), DEFAULTS)) != "Invalid"

@@ -89,7 +89,7 @@ class Forger:
         }
 
     def pod(self, view: PodView, final: AgentStatus | None) -> PodView:
-        """Return the pod, or what is left of it after its end."""
+        """Return a view of the pod while it runs or after its end."""
         if self._random.random() < 0.7:
             return view
         code = self._random.choice([0, 1, 2, 85, 137, 255])
@@ -111,15 +111,15 @@ def strings(value: Any) -> Iterator[str]:
 
 
 def controls(text: str) -> set[str]:
-    """Return the control characters of a text, and those that change its direction."""
+    """Return the control characters in a text, and the characters that change its direction."""
     kinds = {"Cc", "Zl", "Zp", "Cs"}
     found = {c for c in text if unicodedata.category(c) in kinds}
     return found | {c for c in text if unicodedata.bidirectional(c) in {"RLO", "RLI", "LRE", "RLE"}}
 
 
 @pytest.mark.parametrize("count", CASES)
-def test_forged_statuses_end_in_plain_words(count: int) -> None:
-    """No exception, and no control character in a status or an Event."""
+def test_forged_agent_statuses_raise_no_error_and_give_plain_text(count: int) -> None:
+    """The operator raises no exception and writes no control character to a status or an Event."""
     forger, read = Forger(SEED), 0
     job = active_job()
     for _ in range(count):

@@ -24,7 +24,7 @@ from tests.operator.reconcile.test_gangs import OFFERED, VERSIONS
 from tests.operator.support import NOW, active_job, ended, only, pod, with_status
 
 OLD, NOW_GROUP, NEXT = "digits-1", "digits-2", "digits-3"
-"""Groups of a former spec, of the current attempt and of the next one."""
+"""Group objects of a former spec, of the current attempt and of the next attempt."""
 LEAVING: dict[str, Any] = {"deleting": True, "grace": timedelta(seconds=60)}
 STATES: dict[str, dict[str, Any] | None] = {
     "absent": None,
@@ -57,7 +57,7 @@ SURPLUS = ["absent", "of a former spec"]
 
 @dataclass(frozen=True)
 class Scene:
-    """One observed world and the plan for it."""
+    """An observed state and the plan for it."""
 
     job: DDPJob
     world: World
@@ -136,8 +136,8 @@ def apply(scene: Scene) -> dict[str, PodView]:
 
 @settings(max_examples=300, deadline=None)
 @given(scenes())
-def test_no_group_has_more_living_pods_than_places(scene: Scene) -> None:
-    """Pods beyond the size may exist before. A plan adds none to them."""
+def test_no_group_object_has_more_living_pods_than_its_size(scene: Scene) -> None:
+    """More pods than the size may exist before the plan, but the plan adds none to them."""
     size = scene.job.model_copy(update={"status": scene.plan.status}).nodes
     before = Counter(one.gang_group for one in scene.world.pods if not one.terminal)
     after = Counter(one.gang_group for one in apply(scene).values() if not one.terminal)
@@ -161,7 +161,7 @@ def test_no_pod_is_replaced_before_it_has_ended_or_is_gone(scene: Scene) -> None
 
 @settings(max_examples=300, deadline=None)
 @given(scenes())
-def test_group_comes_before_its_pods_and_goes_after_them(scene: Scene) -> None:
+def test_group_object_is_created_before_its_pods_and_deleted_after_them(scene: Scene) -> None:
     gang = recorded_gang(scene.job.model_copy(update={"status": scene.plan.status}))
     assert gang is not None
     row = row_of(gang.api_version)
@@ -178,7 +178,7 @@ def test_group_comes_before_its_pods_and_goes_after_them(scene: Scene) -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(scenes())
-def test_rules_do_not_depend_on_the_gang_scheduler(scene: Scene) -> None:
+def test_pods_of_a_plan_do_not_depend_on_the_gang_scheduler(scene: Scene) -> None:
     """The pods of a plan are the same as those without a gang: only the group objects differ."""
     pods = scene.job.status.pods
     assert pods is not None

@@ -1,4 +1,4 @@
-"""Gangs: their group objects, what a waiting gang waits for, and who ended a pod."""
+"""Tests of gangs: group objects, the condition of a waiting gang, and evictions by a queue."""
 
 from dataclasses import replace
 from typing import Any
@@ -64,7 +64,7 @@ def group(job: DDPJob, name: str = "digits-1", **status: Any) -> dict[str, Any]:
 
 
 def seen(job: DDPJob, *pods: PodView, groups: Any = (), **more: Any) -> World:
-    """Return the world of a job with these pods and group objects."""
+    """Return the observed state of a job with these pods and group objects."""
     found = world(job, pods, **more)
     gang = job.spec.gang
     assert gang is not None
@@ -84,7 +84,9 @@ def gang_condition(status: DDPJobStatus) -> tuple[str, str, str]:
 
 
 @pytest.mark.parametrize("gang", VERSIONS)
-def test_group_is_in_the_status_and_created_with_the_first_pods(gang: GangType) -> None:
+def test_group_object_is_created_with_the_first_pods_and_recorded_in_the_status(
+    gang: GangType,
+) -> None:
     job = new_job(nodes=2, gang={"type": gang})
     plan = plan_of(job)
     assert plan.status.pods is not None
@@ -98,14 +100,14 @@ def test_group_is_in_the_status_and_created_with_the_first_pods(gang: GangType) 
     }
 
 
-def test_existing_group_causes_no_action() -> None:
+def test_existing_group_object_causes_no_action() -> None:
     job = gang_job(formed=True)
     plan = plan_of(job, member(job, 0), member(job, 1), groups=[group(job)])
     assert plan.actions == ()
 
 
 @pytest.mark.parametrize("gang", [GangType.VOLCANO, GangType.COSCHEDULING])
-def test_deleted_or_changed_group_is_restored(gang: GangType) -> None:
+def test_deleted_or_changed_group_object_is_restored(gang: GangType) -> None:
     job = gang_job(gang, formed=True)
     pods = member(job, 0), member(job, 1)
     changed = {**group(job), "spec": {"minMember": 1}}
@@ -115,7 +117,7 @@ def test_deleted_or_changed_group_is_restored(gang: GangType) -> None:
         assert restored.manifest["spec"]["minMember"] == 2
 
 
-def test_new_size_takes_a_new_group_and_ends_the_old_one_with_its_last_pod() -> None:
+def test_new_size_gets_a_new_group_and_the_old_group_ends_with_its_last_pod() -> None:
     old = gang_job(formed=True)
     job = old.model_copy(update={"spec": gang_job(nodes=3).spec})
     plan = plan_of(job, member(old, 0), member(old, 1), groups=[group(old)])
@@ -131,7 +133,7 @@ def test_new_size_takes_a_new_group_and_ends_the_old_one_with_its_last_pod() -> 
     assert deletion.kind == "PodGroup.v1beta1.scheduling.volcano.sh"
 
 
-def test_group_that_is_being_deleted_is_left_alone() -> None:
+def test_group_object_that_is_being_deleted_is_left_alone() -> None:
     job = gang_job(formed=True)
     leaving = group(job, "digits-0")
     leaving["metadata"]["deletionTimestamp"] = NOW.isoformat()
@@ -139,7 +141,7 @@ def test_group_that_is_being_deleted_is_left_alone() -> None:
     assert plan.actions == ()
 
 
-def test_suspended_job_gives_its_place_in_the_queue_back_once_its_pods_have_ended() -> None:
+def test_suspended_job_deletes_its_group_object_when_its_pods_have_ended() -> None:
     job = gang_job(formed=True, suspend=True)
     groups = [group(job)]
     ending = plan_of(job, member(job, 0, deleting=True), groups=groups)
@@ -154,7 +156,7 @@ def test_suspended_job_gives_its_place_in_the_queue_back_once_its_pods_have_ende
     assert plan.status.pods.gang.group == "digits-2"
 
 
-def test_finished_job_gives_its_place_back() -> None:
+def test_finished_job_deletes_its_group_object() -> None:
     job = finished_job(succeeded=True, gang={"type": "Volcano"})
     ended = member(job, 0, phase="Succeeded")
     assert len(only(plan_of(job, ended, groups=[group(job)]).actions, DeleteChild)) == 1
@@ -177,7 +179,7 @@ def test_finished_job_gives_its_place_back() -> None:
         ),
     ],
 )
-def test_job_without_its_gang_gets_no_pods_and_one_sentence(
+def test_job_whose_gang_type_is_unavailable_gets_no_pods_and_one_sentence(
     given: str | None, gangs: Gangs, words: str
 ) -> None:
     spec: dict[str, Any] = {"gang": {"type": given}} if given else {}
@@ -196,7 +198,7 @@ def test_running_job_keeps_its_pods_when_the_installation_changes_its_default() 
     assert reason(plan.status) != "Invalid"
 
 
-def test_gang_that_waits_says_for_what() -> None:
+def test_condition_of_a_waiting_gang_names_what_it_waits_for() -> None:
     job = gang_job()
     pods = [member(job, i, phase="Pending", ready=False, node=None, attempt="1") for i in range(2)]
     found_condition = {
@@ -214,7 +216,7 @@ def test_gang_that_waits_says_for_what() -> None:
 
 
 @pytest.mark.parametrize("type_", ["PodGroupScheduled", "PodGroupInitiallyScheduled"])
-def test_native_gang_quotes_the_scheduler(type_: str) -> None:
+def test_condition_of_a_native_gang_quotes_the_scheduler(type_: str) -> None:
     job = gang_job(GangType.NATIVE)
     pods = [member(job, i, phase="Pending", ready=False, node=None) for i in range(2)]
     found_condition = {
@@ -230,7 +232,7 @@ def test_native_gang_quotes_the_scheduler(type_: str) -> None:
     assert "old news" not in summary(plan.status)[2]
 
 
-def test_queue_that_has_not_admitted_a_job_counts_against_no_deadline() -> None:
+def test_wait_for_a_queue_counts_against_no_deadline() -> None:
     job = gang_job(startupDeadlineSeconds=60)
     pods = [member(job, i, phase="Pending", ready=False, node=None) for i in range(2)]
     plan = plan_of(job, *pods, groups=[group(job, phase="Pending")])
@@ -241,7 +243,7 @@ def test_queue_that_has_not_admitted_a_job_counts_against_no_deadline() -> None:
     assert admitted.status.queue is None
 
 
-def test_each_pod_that_is_placed_causes_no_early_status_write() -> None:
+def test_placement_of_one_pod_causes_no_early_status_write() -> None:
     job = gang_job()
     placed = member(job, 0, phase="Pending", ready=False)
     waiting = [member(job, i, phase="Pending", ready=False, node=None) for i in range(2)]
@@ -253,19 +255,19 @@ def test_each_pod_that_is_placed_causes_no_early_status_write() -> None:
     assert seconds_until_write(observed, plan, None) > 0
 
 
-def test_placed_gang() -> None:
+def test_condition_gang_scheduled_is_true_when_all_pods_have_a_node() -> None:
     job = gang_job(formed=True)
     plan = plan_of(job, member(job, 0), member(job, 1), groups=[group(job)])
     assert gang_condition(plan.status)[:2] == ("True", "Placed")
 
 
-def test_job_without_a_gang_has_no_condition() -> None:
+def test_job_without_a_gang_has_no_condition_gang_scheduled() -> None:
     job = active_job()
     plan = decide(world(job, [pod(job, 0), pod(job, 1)]), OFFERED)
     assert plan.status.condition(ConditionType.GANG_SCHEDULED) is None
 
 
-def test_api_server_that_drops_the_field_is_named_once() -> None:
+def test_api_server_that_drops_the_gang_field_is_reported_once() -> None:
     job = gang_job(GangType.NATIVE, formed=True)
     pods = [member(job, i, native_group="") for i in range(2)]
     plan = plan_of(job, *pods, groups=[group(job)])
@@ -280,8 +282,8 @@ def test_api_server_that_drops_the_field_is_named_once() -> None:
     assert [event.reason for event in again.events if event.reason == "GangIgnored"] == []
 
 
-def test_pod_that_was_created_without_its_group_is_named() -> None:
-    """A new control plane may serve another version of the API than the recorded group has."""
+def test_pod_that_was_created_without_its_group_object_is_reported() -> None:
+    """A new control plane may not serve the API version of the recorded group object."""
     job = gang_job(GangType.NATIVE, formed=True)
     pods = member(job, 0), member(job, 1, gang_group="", native_group="")
     newer = ((GangType.NATIVE, "scheduling.k8s.io/v9"),)
@@ -291,7 +293,7 @@ def test_pod_that_was_created_without_its_group_is_named() -> None:
     assert only(plan.actions, EnsureChild) == []
 
 
-def test_job_whose_gang_was_removed_says_so() -> None:
+def test_condition_of_a_job_whose_gang_was_removed_becomes_false() -> None:
     job = active_job()
     status = condition(ConditionType.GANG_SCHEDULED, "True", "Placed")
     job = with_status(job, conditions=[*job.status.conditions, status])
@@ -324,7 +326,9 @@ def test_job_whose_gang_was_removed_says_so() -> None:
         ),
     ],
 )
-def test_end_by_a_queue_is_free(condition_: dict[str, str], reason_: str, sentence: str) -> None:
+def test_eviction_by_a_queue_uses_no_budget(
+    condition_: dict[str, str], reason_: str, sentence: str
+) -> None:
     job = gang_job(formed=True)
     manifest = pod_manifest(job, 1, conditions=[condition_])
     manifest["metadata"] |= {
@@ -339,7 +343,7 @@ def test_end_by_a_queue_is_free(condition_: dict[str, str], reason_: str, senten
     assert plan.status.free_restarts == 1
 
 
-def test_group_of_a_pod_is_read_from_its_spec() -> None:
+def test_group_object_of_a_pod_is_read_from_the_pods_spec() -> None:
     job = gang_job(GangType.NATIVE)
     for field in (
         {"workloadRef": {"name": "digits-1", "podGroup": "workers"}},

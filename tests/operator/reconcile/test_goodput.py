@@ -62,9 +62,9 @@ def trained(
     measured: int | None = None,
     **fields: Any,
 ) -> dict[int, AgentStatus]:
-    """Return the report of node 0's agent: seconds count from NOW, times are in seconds.
+    """Return the report of node 0's agent, with times in seconds after NOW.
 
-    `measured` is the step of the times, if they are older than the heartbeat's step.
+    `measured` is the step at which the times were measured, if it is older than the heartbeat's.
     """
     found = None
     if times is not None:
@@ -98,13 +98,13 @@ def charged(
     statuses: Mapping[int, AgentStatus] | None = None,
     **pods: Any,
 ) -> DDPJobStatus:
-    """Return the status after a write that many seconds after NOW, which changes these fields."""
+    """Return the status after a write of these fields, some seconds after NOW."""
     seen = world(job, all_pods(job, **pods), now=after(seconds), statuses=statuses)
     return advance(seen, job.status.model_copy(update=dict(change or {})))
 
 
 def lost(reason: str = "RankFailed", at: float = 10, attempt: int = 1) -> dict[str, Any]:
-    """Return the change of a status by which a fault ends an attempt."""
+    """Return the status fields that a fault changes when it ends an attempt."""
     failure = last_failure(attempt, reason=reason, time=after(at))
     return {"attempt": attempt + 1, "last_failure": failure}
 
@@ -116,7 +116,7 @@ SUSPENDED = {"conditions": [condition(ConditionType.SUCCEEDED, "Unknown", "Suspe
 ENDED = AttemptStatus(number=1, end_time=NOW, reason="Suspended")
 
 
-def test_job_is_queued_until_its_pods_have_a_node() -> None:
+def test_goodput_counts_the_job_as_queued_until_its_pods_have_a_node() -> None:
     job = new_job(nodes=2)
     assert ledger_of(charged(job, 4)) == {"queued": 4000}
     waiting = charged(started(STARTING, queued_milliseconds=1000), 5, phase="Pending", node=None)
@@ -125,7 +125,7 @@ def test_job_is_queued_until_its_pods_have_a_node() -> None:
     assert ledger_of(scheduled) == {"queued": 3000, "starting": 2000}
 
 
-def test_first_attempt_starts_restores_and_trains() -> None:
+def test_first_attempt_is_charged_to_starting_then_restoring_then_training() -> None:
     found = charged(started(STARTING), 10, statuses=trained(7))
     assert ledger_of(found) == {"starting": 2000, "restoring": 1000, "training": 6000}
     assert found.goodput is not None
@@ -133,12 +133,12 @@ def test_first_attempt_starts_restores_and_trains() -> None:
     assert found.goodput.percent == "66.7%"
 
 
-def test_attempt_without_a_first_update_restores() -> None:
+def test_attempt_without_a_first_update_is_charged_to_restoring() -> None:
     found = charged(started(STARTING), 10, statuses=trained(0, first=None, times=None))
     assert ledger_of(found) == {"starting": 2000, "restoring": 8000}
 
 
-def test_time_after_the_newest_update_is_charged_later() -> None:
+def test_time_after_the_newest_update_is_charged_with_the_next_report() -> None:
     known = GoodputStatus(
         training_milliseconds=5000, counted=CountedStatus(step=5, training_milliseconds=4000)
     )
@@ -149,12 +149,12 @@ def test_time_after_the_newest_update_is_charged_later() -> None:
 
 
 @pytest.mark.parametrize("spec", [{}, {"command": ["python", "train.py"]}], ids=["task", "command"])
-def test_attempt_without_times_trains_all_the_time(spec: dict[str, Any]) -> None:
+def test_attempt_without_reported_times_is_charged_to_training(spec: dict[str, Any]) -> None:
     job = started(active_job(**spec), starting_milliseconds=1000)
     assert ledger_of(charged(job, 60)) == {"starting": 1000, "training": 59000}
 
 
-def test_fault_ends_the_training_and_begins_the_recovery() -> None:
+def test_time_from_a_fault_on_is_charged_to_recovering() -> None:
     job = started(TRAINING, starting_milliseconds=3000)
     found = charged(job, 12, lost(at=10.5), statuses=trained(7, at=10))
     assert ledger_of(found) == {"starting": 3000, "training": 7500, "recovering": 1500}
@@ -166,20 +166,20 @@ def test_fault_ends_the_training_and_begins_the_recovery() -> None:
     assert ledger_of(blind) == {"starting": 3000, "training": 47_000, "recovering": 10_000}
 
 
-def test_hang_lasts_from_the_last_progress_to_its_confirmation() -> None:
+def test_hang_is_charged_from_the_last_progress_to_its_confirmation() -> None:
     job = started(TRAINING, starting_milliseconds=3000)
     found = charged(job, 45, lost("Hung", at=10), statuses=trained(7, at=10))
     assert ledger_of(found) == {"starting": 3000, "training": 7000, "hang": 35_000}
 
 
-def test_next_attempt_recovers_until_its_ranks_have_joined() -> None:
+def test_next_attempt_is_charged_to_recovering_until_its_ranks_have_joined() -> None:
     found = charged(started(SECOND), 10, statuses=trained(1, times=(0, 0, 0), attempt=2))
     assert ledger_of(found) == {"recovering": 2000, "restoring": 1000}
     resumed = with_status(started(SECOND), attempts=[ENDED])
     assert ledger_of(charged(resumed, 1)) == {"starting": 1000}
 
 
-def test_report_that_crosses_the_reached_step_is_split() -> None:
+def test_report_across_the_reached_step_is_split_into_redone_and_training() -> None:
     known = GoodputStatus(recovering_milliseconds=3000, reached_step=15, redone_steps=2)
     job = with_status(active_job(attempt=2), goodput=known)
     report = trained(18, times=(6, 2, 1), attempt=2, resumed_from=10)
@@ -195,8 +195,8 @@ def test_report_that_crosses_the_reached_step_is_split() -> None:
     assert found.goodput.redone_steps == 7
 
 
-def test_command_that_starts_again_repeats_the_updates_that_it_reports() -> None:
-    """`ddp_trainer.report` writes steps, but no times."""
+def test_updates_of_a_command_that_starts_from_the_beginning_are_redone() -> None:
+    """A command that uses `ddp_trainer.report` reports steps, but no times."""
     known = GoodputStatus(recovering_milliseconds=3000, reached_step=20)
     job = with_status(active_job(attempt=2, command=["python", "t.py"]), goodput=known)
     begun = trained(10, times=None, attempt=2, resumed_from=0)
@@ -227,7 +227,9 @@ def test_updates_of_a_killed_rank_0_after_its_last_times_are_redone_too() -> Non
     ("before", "end", "steps", "share"),
     [(10, 14, 4, 1.0), (10, 20, 5, 0.5), (15, 20, 0, 0.0), (14, 14, 0, 1.0), (15, 15, 0, 0.0)],
 )
-def test_repeated_updates(before: int, end: int, steps: int, share: float) -> None:
+def test_repeated_updates_are_those_below_the_reached_step(
+    before: int, end: int, steps: int, share: float
+) -> None:
     assert repeated_steps(before, end, 15) == steps
     assert repeated_share(before, end, 15) == share
 
@@ -243,7 +245,7 @@ def test_suspension_is_charged_from_its_request_until_the_resumption() -> None:
     assert ledger_of(charged(new, 5)) == {"suspended": 5000}
 
 
-def test_completed_job_ends_its_ledger_at_the_completion_time() -> None:
+def test_goodput_ledger_of_a_completed_job_ends_at_the_completion_time() -> None:
     done = [condition(ConditionType.SUCCEEDED, "True", "Completed")]
     change = {"completion_time": after(12), "conditions": done}
     job = started(TRAINING, restoring_milliseconds=3000)
@@ -252,7 +254,7 @@ def test_completed_job_ends_its_ledger_at_the_completion_time() -> None:
     assert charged(finished_job(succeeded=True), 99).goodput is None
 
 
-def test_time_after_the_work_of_all_ranks_is_no_training() -> None:
+def test_time_after_the_work_of_all_ranks_is_charged_to_exiting() -> None:
     job = started(TRAINING, starting_milliseconds=3000)
     done = trained(7, at=10, phase=RankPhase.DONE)
     waiting = charged(job, 200, {"replicas": 2}, statuses=done)
@@ -269,21 +271,21 @@ def test_time_after_the_work_of_all_ranks_is_no_training() -> None:
     }
 
 
-def test_ledger_that_an_older_operator_did_not_keep_begins_with_training() -> None:
+def test_goodput_ledger_missing_from_an_older_operator_begins_with_training() -> None:
     found = charged(TRAINING, 50, statuses=trained(7, at=10))
     assert ledger_of(found) == {"training": 50_000}
     later = charged(TRAINING.model_copy(update={"status": found}), 60, statuses=trained(9, at=59))
     assert ledger_of(later) == {"training": 50_000}
 
 
-def test_clock_that_was_set_back_stops_the_ledger() -> None:
+def test_goodput_ledger_pauses_while_the_clock_is_set_back() -> None:
     job = started(TRAINING, training_milliseconds=9000)
     assert ledger_of(charged(job, 3)) == {"training": 9000}
 
 
 @pytest.mark.parametrize("step", [-(2**53), 2**53])
 @pytest.mark.parametrize("seconds", [0.0, 253_402_300_000.0])
-def test_nonsense_in_a_report_leaves_the_ledger_exact(step: int, seconds: float) -> None:
+def test_nonsense_in_a_report_keeps_the_goodput_ledger_exact(step: int, seconds: float) -> None:
     rank = trained(step, times=(1e12, 1e12, 1e12), resumed_from=step)[0].ranks[0]
     strange = {"at": seconds, "joined_at": seconds, "first_step_at": seconds}
     report = agent_status(0, ranks=[rank.model_copy(update=strange)])
@@ -293,7 +295,7 @@ def test_nonsense_in_a_report_leaves_the_ledger_exact(step: int, seconds: float)
         assert DDPJobStatus.model_validate(found.model_dump()) == found
 
 
-def test_time_alone_is_no_reason_to_write_the_status() -> None:
+def test_passing_time_alone_causes_no_status_write() -> None:
     job, seconds = active_job(), 0.0
     for seconds in (1.0, 2.0, 60.0):  # After a minute the spec counts as one that trains.
         plan = decide(world(job, all_pods(job), now=after(seconds)), DEFAULTS)
@@ -302,7 +304,7 @@ def test_time_alone_is_no_reason_to_write_the_status() -> None:
     assert later.status == job.status
 
 
-def test_charge_splits_without_a_rest() -> None:
+def test_shares_of_a_charge_add_up_to_its_milliseconds() -> None:
     ledger = Ledger(NOW, None)
     thirds = {Bucket.TRAINING: 1.0, Bucket.DATA_WAIT: 1.0, Bucket.REDONE: 1.0}
     ledger.charge(100, thirds)
@@ -319,7 +321,7 @@ def milliseconds(now: datetime) -> int:
 
 @settings(max_examples=100)
 @given(st.lists(worlds(), min_size=1, max_size=5))
-def test_any_sequence_of_states_is_charged_without_gaps(found: list[World]) -> None:
+def test_goodput_ledger_has_no_gaps_for_any_sequence_of_states(found: list[World]) -> None:
     """The ledger never decreases or passes the present, and is complete when an attempt ends."""
     known: GoodputStatus | None = GoodputStatus()
     for seen in found:

@@ -182,7 +182,7 @@ class Run:
 
 
 @pytest.mark.parametrize("seed", range(24))
-def test_ledger_of_a_run_with_random_faults(seed: int) -> None:
+def test_goodput_ledger_of_a_run_with_random_faults_is_exact(seed: int) -> None:
     run = Run(seed)
     run.play()
     status = run.job.status

@@ -1,4 +1,4 @@
-"""Which rank the operator names when an attempt makes no progress."""
+"""Tests of the rank that the operator names when an attempt makes no progress."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -51,64 +51,64 @@ def verdict(*found: HungRank, silent: frozenset[int] = frozenset()) -> tuple[lis
     return sorted(result.ranks), result.how
 
 
-def test_a_rank_that_both_witnesses_name() -> None:
-    both = "by both the record of the collectives and the stacks"
+def test_hung_rank_is_named_by_both_the_collectives_and_the_stacks() -> None:
+    both = "shown by both the record of the collectives and the stacks"
     assert verdict(waiting(0), busy(1), waiting(2), waiting(3)) == ([1], both)
 
 
-def test_a_rank_that_has_left_out_a_collective() -> None:
-    """It waits in a later one, so its stack shows nothing unusual."""
+def test_rank_that_left_out_a_collective_is_named() -> None:
+    """The rank waits in a later collective, so its stack shows nothing unusual."""
     odd = waiting(2, last="broadcast of [1]")
     assert verdict(waiting(0), waiting(1), odd, waiting(3))[0] == [2]
 
 
-def test_a_rank_that_is_a_collective_ahead_of_the_one_that_it_left_out() -> None:
+def test_rank_that_skipped_a_collective_and_is_ahead_is_named() -> None:
     ahead = waiting(1, 13, last="all_reduce of [7]")
     assert verdict(waiting(0), ahead, waiting(2)) == (
         [1],
-        "by the record of the collectives alone",
+        "shown by the record of the collectives alone",
     )
 
 
-def test_a_process_that_does_not_answer() -> None:
+def test_rank_whose_process_does_not_answer_is_named() -> None:
     assert verdict(waiting(0), hung(1), waiting(2))[0] == [1]
 
 
-def test_a_stopped_process_that_waits_in_a_collective() -> None:
-    """It has begun the same collective as the others, but the kernel does not run it."""
+def test_stopped_rank_that_waits_in_a_collective_is_named() -> None:
+    """The rank has begun the same collective as the others, but the kernel does not run it."""
     stopped = waiting(1, blocked="its process 7 is stopped by a signal")
-    assert verdict(waiting(0), stopped, waiting(2)) == ([1], "by the stacks alone")
+    assert verdict(waiting(0), stopped, waiting(2)) == ([1], "shown by the stacks alone")
 
 
-def test_a_rank_without_any_record() -> None:
+def test_rank_without_a_record_of_collectives_is_named() -> None:
     found = verdict(waiting(0, 0), busy(1, None), waiting(2, 0))
     assert found[0] == [1]
 
 
-def test_no_rank_has_a_record() -> None:
+def test_stacks_name_the_rank_if_no_rank_has_a_record() -> None:
     idle = RankInspection(waits=True)
-    assert verdict(hung(0, inspection=idle), busy(1, None)) == ([1], "by the stacks alone")
+    assert verdict(hung(0, inspection=idle), busy(1, None)) == ([1], "shown by the stacks alone")
 
 
-def test_no_process_answers() -> None:
-    assert verdict(hung(0), hung(1)) == ([0, 1], "by the stacks alone")
+def test_all_ranks_are_named_if_no_process_answers() -> None:
+    assert verdict(hung(0), hung(1)) == ([0, 1], "shown by the stacks alone")
 
 
-def test_witnesses_that_disagree_are_said_to() -> None:
+def test_message_says_that_the_collectives_and_the_stacks_name_different_ranks() -> None:
     ranks, how = verdict(waiting(0, 11), waiting(1), busy(2, 12))
     assert ranks == [2]
-    assert how == "by the stacks; the record of the collectives names rank 0 instead"
+    assert how == "shown by the stacks; the record of the collectives names rank 0 instead"
 
 
-def test_ranks_of_a_silent_agent() -> None:
+def test_ranks_of_a_silent_agent_are_named() -> None:
     assert verdict(waiting(0), waiting(1), silent=frozenset({2, 3}))[0] == [2, 3]
 
 
-def test_all_ranks_wait_for_the_same_collective() -> None:
+def test_no_rank_is_named_if_all_ranks_wait_in_the_same_collective() -> None:
     assert verdict(waiting(0), waiting(1)) == ([], "")
 
 
-def test_two_equal_halves_name_no_rank() -> None:
+def test_no_rank_is_named_if_two_halves_wait_in_different_collectives() -> None:
     assert verdict(waiting(0), waiting(1, last="broadcast of [1]"))[0] == []
 
 
@@ -135,7 +135,7 @@ def test_operator_ends_a_hung_attempt_and_names_the_rank() -> None:
     assert failure.message == (
         "rank 2 on digits-1 made no progress for 31 s in forward of update 41:"
         ' File "/app/task.py", line 9, in loss while True: pass'
-        " (by both the record of the collectives and the stacks)"
+        " (shown by both the record of the collectives and the stacks)"
     )
     assert failure.traceback == LOOP
     assert failure.time == after(-31)
@@ -144,7 +144,7 @@ def test_operator_ends_a_hung_attempt_and_names_the_rank() -> None:
 
 
 def slow(activity: str = "hook", **fields: Any) -> dict[int, AgentStatus]:
-    """Return the reports while the others wait for rank 2, which is within its limit."""
+    """Return the reports of all ranks while they wait for rank 2, which is within its limit."""
     one = busy(2, activity=activity, overdue=False, **fields)
     return HANG | {1: reporting(one, waiting(3), index=1)}
 
@@ -178,7 +178,7 @@ def test_suspect_is_named_once_and_released_with_the_next_update() -> None:
 
 
 def test_suspect_waits_for_the_reports_of_all_nodes() -> None:
-    """A silent node may be the one that the others wait for."""
+    """A silent node may be the node that the others wait for."""
     assert plan({1: slow()[1]}, undecided=1.0).status.suspect is None
 
 
@@ -190,8 +190,8 @@ def test_suspect_that_exceeds_its_limit_ends_the_attempt() -> None:
 
 
 @pytest.mark.parametrize(("seconds", "named"), [(59.0, False), (61.0, True)])
-def test_long_save_is_named_in_the_message_alone(seconds: float, named: bool) -> None:
-    """For example to a volume that is frozen."""
+def test_long_save_is_named_in_the_message_only(seconds: float, named: bool) -> None:
+    """A save may take long, for example to a frozen volume."""
     saving = heartbeat(rank=0, step=80, activity="checkpoint", idle_seconds=seconds)
     running = plan({0: agent_status(0, ranks=[saving]), 1: agent_status(1)})
     sentence = (
@@ -212,7 +212,7 @@ def test_message_names_the_code_of_the_user_that_called_a_library() -> None:
     assert failure.traceback == LOOP + CALL
 
 
-def test_process_that_the_kernel_does_not_run_is_a_fault_of_the_infrastructure() -> None:
+def test_process_that_the_kernel_does_not_run_is_an_infrastructure_fault() -> None:
     stopped = hung(2, blocked="its process 7 is stopped by a signal")
     failure = plan(HANG | {1: reporting(stopped, waiting(3), index=1)}).status.last_failure
     assert failure is not None
@@ -220,7 +220,7 @@ def test_process_that_the_kernel_does_not_run_is_a_fault_of_the_infrastructure()
     assert "forward of update 41: its process 7 is stopped by a signal" in failure.message
 
 
-def test_all_ranks_that_wait_for_each_other_point_at_the_network() -> None:
+def test_network_is_suspected_if_all_ranks_wait_for_each_other() -> None:
     every = {0: reporting(waiting(0), waiting(1)), 1: reporting(waiting(2), waiting(3), index=1)}
     failure = plan(every).status.last_failure
     assert failure is not None
@@ -230,8 +230,8 @@ def test_all_ranks_that_wait_for_each_other_point_at_the_network() -> None:
     )
 
 
-def test_a_node_within_its_limits_keeps_the_attempt_running() -> None:
-    """For example node 0 in a long save, for which the other nodes wait."""
+def test_node_within_its_limits_keeps_the_attempt_running() -> None:
+    """Node 0 may be in a long save, for which the other nodes wait."""
     running = plan({0: agent_status(0), 1: HANG[1]}, undecided=60.0)
     assert running.status.attempt == 1
     assert not running.undecided
@@ -248,7 +248,7 @@ def test_operator_waits_for_the_report_of_a_silent_node() -> None:
     assert ended.message.startswith("ranks 0, 1, 2 on digits-0")
 
 
-def test_crash_explains_a_hang() -> None:
+def test_crash_of_one_rank_is_the_cause_and_not_the_hang_of_the_others() -> None:
     ended = plan(HANG | {0: failed_status(0, message="ValueError: no")}).status.last_failure
     assert ended is not None
     assert ended.reason == "RankFailed"
@@ -259,7 +259,7 @@ def test_report_of_an_earlier_attempt_does_not_count() -> None:
     assert plan(old).status.attempt == 1
 
 
-def test_agent_speaks_for_its_own_ranks_only() -> None:
+def test_agent_can_report_only_its_own_ranks_as_hung() -> None:
     foreign = {0: reporting(waiting(0), busy(3)), 1: HANG[1]}
     failure = plan(foreign).status.last_failure
     assert failure is not None
@@ -267,7 +267,7 @@ def test_agent_speaks_for_its_own_ranks_only() -> None:
 
 
 @pytest.mark.parametrize("saved", [False, True])
-def test_kubernetes_node_of_the_rank_gets_a_strike(saved: bool) -> None:
+def test_kubernetes_node_of_the_hung_rank_gets_a_strike(saved: bool) -> None:
     checkpoint = CheckpointStatus(step=30, path="/c", time=after(-5))
     status = {"last_checkpoint": checkpoint, "attempt_start_step": 10 if saved else 30}
     ended = plan(HANG, status=status).status

@@ -57,10 +57,10 @@ GRACE = {"deleting": True, "grace": timedelta(seconds=60)}
     ],
     ids=str,
 )
-def test_held_pod_is_deleted_once_and_waited_for(
+def test_pod_with_a_finalizer_is_deleted_once_and_waited_for(
     old: dict[str, Any], expected: tuple[int, int]
 ) -> None:
-    """Before, the operator deleted and created it again every second."""
+    """The operator must not delete and create the pod again every second."""
     for seconds in (16, 17, 300):
         assert counts(plan_with(old, seconds)) == expected
 
@@ -77,7 +77,7 @@ def test_status_and_one_event_name_the_finalizer() -> None:
     assert "PodHeld" not in [event.reason for event in later.events]
 
 
-def test_finalizers_of_a_pod_are_kept_and_seen() -> None:
+def test_finalizers_of_a_pod_are_in_the_pod_view() -> None:
     metadata = {"name": "digits-1", "uid": "u", "resourceVersion": "1", "finalizers": [KUEUE]}
     manifest = {"metadata": metadata, "spec": {"containers": []}, "status": {}}
     assert view_pod(keep_used_fields("Pod", manifest)).finalizers == (KUEUE,)

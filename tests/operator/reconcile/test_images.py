@@ -1,4 +1,4 @@
-"""A tag that moves mixes no two images in one gang, and a mixture is reported."""
+"""Tests that a moved tag mixes no images in one gang, and that mixed images are reported."""
 
 from typing import Any
 
@@ -76,7 +76,7 @@ def test_new_spec_pulls_the_tag_again() -> None:
     ],
     ids=["ended", "deleted", "imported", "set by podTemplate"],
 )
-def test_only_a_living_peer_with_the_same_repository_names_the_digest(
+def test_image_digest_comes_only_from_a_living_peer_with_the_same_repository(
     fields: dict[str, Any],
 ) -> None:
     job = active_job(nodes=2)
@@ -85,7 +85,7 @@ def test_only_a_living_peer_with_the_same_repository_names_the_digest(
     assert set(created) == {DEFAULTS.image}
 
 
-def test_next_replaced_pod_takes_the_digest_from_one_that_was_replaced_before() -> None:
+def test_image_digest_also_comes_from_a_pod_that_was_replaced_before() -> None:
     job = active_job(nodes=2)
     peer = pod(job, 0, image=OLD, image_by_digest=OLD)
     assert images(decide(world(job, [peer], statuses={}), DEFAULTS)) == [OLD]
@@ -96,7 +96,7 @@ def test_image_by_digest_stays_as_the_user_wrote_it() -> None:
     assert images(replaced(image=image)) == [image]
 
 
-def test_mixture_is_reported_once_per_attempt() -> None:
+def test_mixed_images_are_reported_once_per_attempt() -> None:
     job = active_job(nodes=3, formed=False)
     digests = enumerate((OLD, NEW, OLD))
     pods = [pod(job, i, image=DEFAULTS.image, image_by_digest=digest) for i, digest in digests]
@@ -112,7 +112,7 @@ def test_mixture_is_reported_once_per_attempt() -> None:
     assert decide(world(job, pods, statuses=reports), DEFAULTS).events == ()
 
 
-def test_mixture_that_the_kubelets_report_after_the_ranks_have_joined_is_reported() -> None:
+def test_mixed_images_that_appear_after_the_ranks_have_joined_are_reported() -> None:
     job = active_job(formed=False)
     reports = {i: agent_status(i) for i in range(2)}
     pods = [pod(job, i, image=DEFAULTS.image) for i in range(2)]
@@ -125,7 +125,7 @@ def test_mixture_that_the_kubelets_report_after_the_ranks_have_joined_is_reporte
     assert [event.reason for event in then.events] == ["MixedImages"]
 
 
-def test_mixture_is_reported_again_in_the_next_attempt() -> None:
+def test_mixed_images_are_reported_again_in_the_next_attempt() -> None:
     job = active_job(formed=False)
     job = job.model_copy(update={"status": job.status.model_copy(update={"mixed_images": True})})
     ended = [pod(job, i, phase="Failed", **TAGGED) for i in range(2)]
@@ -134,7 +134,7 @@ def test_mixture_is_reported_again_in_the_next_attempt() -> None:
     assert lost.status.mixed_images is None
 
 
-def test_same_images_are_no_mixture() -> None:
+def test_equal_images_are_not_reported_as_mixed() -> None:
     job = active_job(nodes=3, formed=False)
     unknown = {"image_by_digest": None}
     pods = [pod(job, i, **(TAGGED | (unknown if i == 2 else {}))) for i in range(3)]
@@ -142,7 +142,7 @@ def test_same_images_are_no_mixture() -> None:
     assert [event.reason for event in plan.events] == ["Running"]
 
 
-def test_view_of_a_pod_has_the_digest() -> None:
+def test_pod_view_has_the_digest_of_the_image() -> None:
     manifest = {
         "metadata": {"name": "digits-0", "uid": "u"},
         "spec": {"containers": [{"name": "worker", "image": DEFAULTS.image}]},

@@ -1,4 +1,4 @@
-"""A pod that the last attempt blames reports its end late: the cause and its budget change."""
+"""Tests of a pod whose end is reported late and changes the cause and the charged budget."""
 
 from typing import Any
 
@@ -81,12 +81,14 @@ def test_job_without_restarts_fails_with_the_late_cause() -> None:
     ],
     ids=["killed by the host", "lost a peer, too", "unknown age", "runs"],
 )
-def test_other_ends_leave_the_cause(fields: dict[str, Any]) -> None:
+def test_later_pod_state_without_a_new_cause_keeps_the_recorded_cause(
+    fields: dict[str, Any],
+) -> None:
     status = late(blaming(), **fields).status
     assert (status.last_failure or pytest.fail("no failure")).reason == "PeerLost"
     assert (status.infrastructure_restarts, status.restarts) == (1, 0)
 
 
-def test_end_in_the_new_attempt_is_a_fault_of_its_own() -> None:
+def test_end_of_a_pod_in_the_new_attempt_is_a_separate_fault() -> None:
     status = late(blaming(), **OOM, first_attempt="2").status
     assert (status.attempt, status.infrastructure_restarts, status.restarts) == (3, 1, 1)

@@ -26,7 +26,7 @@ ON_THE_HOST: dict[str, Any] = {"podTemplate": {"spec": {"hostNetwork": True}}}
 
 
 def protected(seen: World) -> World:
-    """Return the world with the NetworkPolicy that the job should have."""
+    """Return the observed state with the NetworkPolicy that the job should have."""
     return with_policy(seen, build_network_policy(seen.job, AGENT_CLIENTS))
 
 
@@ -45,14 +45,14 @@ def test_new_job_gets_a_network_policy_beside_its_service() -> None:
     assert kinds == ["Service", "NetworkPolicy", "Pod", "Pod"]
 
 
-def test_running_job_of_an_older_operator_gets_its_policy_and_keeps_its_pods() -> None:
+def test_running_job_of_an_older_operator_gets_a_network_policy_and_keeps_its_pods() -> None:
     job = active_job()
     plan = decide(world(job, all_pods(job)), GUARDED)
     assert plan.actions == (EnsureChild(build_network_policy(job, AGENT_CLIENTS)),)
     assert decide(protected(world(job, all_pods(job))), GUARDED).actions == ()
 
 
-def test_changed_policy_is_restored() -> None:
+def test_changed_network_policy_is_restored() -> None:
     job = active_job()
     seen = with_policy(world(job, all_pods(job)), {"spec": {"podSelector": {}}})
     [action] = decide(seen, GUARDED).actions

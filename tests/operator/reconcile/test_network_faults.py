@@ -27,7 +27,7 @@ def failed(attempt: int = 1, *, network: bool | None = True) -> Any:
 
 @pytest.mark.parametrize("network", [True, None])
 def test_unreachable_node_0_is_an_infrastructure_failure(*, network: bool | None) -> None:
-    """An older agent does not say that the network is the reason."""
+    """An older agent does not report that the network is the reason."""
     job = active_job(formed=False, **SAVES | {"maxRestarts": 1})
     status = plan_for(job, all_pods(job), statuses={1: failed(network=network)}).status
     assert (status.restarts, status.infrastructure_restarts) == ((0, 1) if network else (1, 0))
@@ -40,7 +40,7 @@ def test_unreachable_node_0_is_an_infrastructure_failure(*, network: bool | None
     assert (failure.pod, failure.message) == ("digits-1", f"digits-1 failed: {MESSAGE}")
 
 
-def test_network_that_fails_after_the_job_trained_is_limited_only_by_its_budget() -> None:
+def test_network_fault_after_the_job_trained_is_limited_only_by_its_budget() -> None:
     stalled = {"stalled_attempts": 2, "last_checkpoint": SAVED, "attempt_start_step": 40}
     job = active_job(attempt=3, formed=False, status=stalled, **SAVES)
     status = plan_for(job, all_pods(job), statuses={1: failed(3)}).status
@@ -49,7 +49,7 @@ def test_network_that_fails_after_the_job_trained_is_limited_only_by_its_budget(
 
 
 def test_pods_that_could_never_reach_each_other_fail_the_job() -> None:
-    """A NetworkPolicy does not recover, and would hold the GPUs for hours."""
+    """A wrong NetworkPolicy does not recover by itself, and the job would hold GPUs for hours."""
     job = active_job(attempt=3, formed=False, status={"stalled_attempts": 2}, **SAVES)
     status = plan_for(job, all_pods(job), statuses={1: failed(3)}).status
     assert summary(status)[1] == "Failed"

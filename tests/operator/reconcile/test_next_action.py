@@ -55,7 +55,9 @@ STARTS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("fields", "sentence"), STARTS.values(), ids=STARTS.keys())
-def test_next_action_of_a_starting_attempt(fields: dict[str, Any], sentence: str) -> None:
+def test_next_action_of_a_starting_attempt_depends_on_its_pods(
+    fields: dict[str, Any], sentence: str
+) -> None:
     fields = {"ready": False} | fields
     assert sentence_for(STARTING, [pod(STARTING, 0), pod(STARTING, 1, **fields)]) == sentence
 
@@ -69,7 +71,7 @@ def test_next_action_retries_a_refused_request() -> None:
     assert sentence == "the operator retries the request that the API server refused"
 
 
-def test_next_action_after_a_failed_rank() -> None:
+def test_next_action_after_a_failed_rank_is_a_restart_in_place() -> None:
     pods, statuses = all_pods(RUNNING), {1: failed_status(1)}
     assert (
         sentence_for(RUNNING, pods, statuses=statuses)
@@ -93,11 +95,13 @@ RUNS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("fields", "sentence"), RUNS.values(), ids=RUNS.keys())
-def test_next_action_of_a_training_attempt(fields: dict[str, Any], sentence: str) -> None:
+def test_next_action_of_a_training_attempt_depends_on_its_pods(
+    fields: dict[str, Any], sentence: str
+) -> None:
     assert sentence_for(RUNNING, [pod(RUNNING, 0), pod(RUNNING, 1, **fields)]) == sentence
 
 
-def test_next_action_of_a_suspended_job() -> None:
+def test_next_action_of_a_suspended_job_waits_for_resumption() -> None:
     job = active_job(suspend=True)
     assert sentence_for(job, [pod(job, 1)]) == "the operator waits for digits-1 to end"
     assert sentence_for(job) == "none: the operator waits until spec.suspend is false"
@@ -125,7 +129,7 @@ FINISHED: dict[str, tuple[bool, dict[str, Any], dict[str, Any], str]] = {
 @pytest.mark.parametrize(
     ("succeeded", "spec", "fields", "sentence"), FINISHED.values(), ids=FINISHED.keys()
 )
-def test_next_action_of_a_finished_job(
+def test_next_action_of_a_finished_job_is_cleanup_or_none(
     succeeded: bool, spec: dict[str, Any], fields: dict[str, Any], sentence: str
 ) -> None:
     job = finished_job(succeeded=succeeded, **spec)

@@ -1,4 +1,4 @@
-"""Views of Kubernetes nodes: which pods get no place there any more."""
+"""Tests of the views of Kubernetes nodes: the pods that a node no longer accepts."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ TAINT = {"key": "gpu", "value": "old", "effect": "NoSchedule"}
 
 
 def why(toleration: dict[str, Any] | None = None, **spec: Any) -> str | None:
-    """Return why a pod with this toleration would get no place on a node with this spec."""
+    """Return why a node with this spec would not accept a pod with this toleration."""
     view = view_node({"metadata": {"name": "machine-1"}, "spec": spec}, "gpu")
     return view.why_unusable(view_tolerations([toleration] if toleration is not None else []))
 
@@ -41,7 +41,7 @@ def test_taint_is_tolerated_by_the_rules_of_kubernetes(
     assert why(toleration, taints=[TAINT]) == (None if tolerated else sentence)
 
 
-def test_cordoned_node_is_unusable_and_its_own_taint_is_not_named() -> None:
+def test_cordoned_node_is_reported_as_cordoned_without_its_taint() -> None:
     taint = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}
     sentence = "the Kubernetes node machine-1 is cordoned"
     assert why({"operator": "Exists"}, unschedulable=True, taints=[taint]) == sentence
@@ -49,18 +49,18 @@ def test_cordoned_node_is_unusable_and_its_own_taint_is_not_named() -> None:
 
 
 @pytest.mark.parametrize("effect", ["NoSchedule", "NoExecute"])
-def test_condition_that_comes_and_goes_moves_no_member(effect: str) -> None:
+def test_taint_of_a_short_node_condition_moves_no_member(effect: str) -> None:
     taints = [{"key": key, "effect": effect} for key in sorted(CONDITION_TAINTS)]
     assert len(taints) == 6
     assert why(taints=taints) is None
     assert why(taints=[*taints, {"key": "broken", "effect": "NoSchedule"}]) is not None
 
 
-def test_preference_makes_no_node_unusable() -> None:
+def test_taint_prefer_no_schedule_makes_no_node_unusable() -> None:
     assert why(taints=[{**TAINT, "effect": "PreferNoSchedule"}]) is None
 
 
-def test_tolerations_that_the_cluster_added_to_a_pod_count() -> None:
+def test_tolerations_that_the_cluster_added_to_a_pod_are_respected() -> None:
     pod = pod_manifest(active_job())
     lost = {"key": "node.kubernetes.io/not-ready", "operator": "Exists", "effect": "NoExecute"}
     added = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}

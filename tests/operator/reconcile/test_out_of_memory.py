@@ -1,4 +1,4 @@
-"""Sentence of a job that ran out of memory: the limit, and where it may come from."""
+"""Tests of the message about a job that ran out of memory: the limit and its origin."""
 
 from typing import Any
 

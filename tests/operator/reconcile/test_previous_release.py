@@ -1,4 +1,4 @@
-"""A job that the previous release started: this release goes on with it without a restart."""
+"""Tests that this release continues a job of the previous release without a restart."""
 
 import json
 from datetime import datetime, timedelta
@@ -38,7 +38,7 @@ def observe(recorded: Any, *, seconds: float = 0.0) -> World:
     )
 
 
-def test_record_is_a_job_whose_agents_all_train(recorded: Any) -> None:
+def test_recorded_job_of_the_previous_release_trains_on_all_nodes(recorded: Any) -> None:
     world = observe(recorded)
     assert len(world.pods) == len(world.agent_statuses) == world.job.spec.nodes
     statuses = world.agent_statuses.values()
@@ -78,7 +78,7 @@ def test_running_job_of_the_previous_release_goes_on_without_a_restart(
 
 
 def test_job_of_the_previous_release_starts_its_next_attempt_in_place(recorded: Any) -> None:
-    """The recorded pods serve the attempts of this release."""
+    """The recorded pods run the attempts of this release."""
     failed = json.loads(json.dumps(recorded))
     uid, status = next(iter(failed["agents"].items()))
     failure = {"attempt": 3, "at": status["since"] + 20, "rank": 0, "signal": "SIGKILL"}

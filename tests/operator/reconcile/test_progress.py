@@ -45,7 +45,7 @@ def at_step(step: int, **more: Any) -> Any:
 
 
 def shown(step: int, since: datetime = NOW) -> DDPJob:
-    """Return a running job whose status has shown a step since a time."""
+    """Return a running job whose status shows a step with the time of its report."""
     progress = render(Progress(step=step, total_steps=100), since)
     return with_status(active_job(), progress=progress)
 
@@ -230,7 +230,7 @@ def test_attempt_resumes_once_even_if_its_rank_reports_another_step_later(
     assert plan.events == ()
 
 
-def test_progress_waits_for_the_interval_of_the_fleet_but_the_first_checkpoint_does_not() -> None:
+def test_first_checkpoint_is_written_at_once_and_progress_after_the_fleets_interval() -> None:
     job, minute = shown(10), timedelta(seconds=60)
     report = at_step(11)
     for seconds, step in ((59, 10), (60, 11)):
@@ -247,7 +247,7 @@ def test_progress_waits_for_the_interval_of_the_fleet_but_the_first_checkpoint_d
     assert status.last_checkpoint.step == CHECKPOINT.step
 
 
-def test_progress_that_comes_a_little_early_is_written_when_its_interval_ends() -> None:
+def test_early_progress_is_written_when_its_interval_ends() -> None:
     job = shown(10)
     early = plan_for(job, all_pods(job), now=after(4.8), statuses={0: at_step(11)})
     assert early.status.progress is not None
@@ -293,13 +293,13 @@ def test_straggler_is_shown_and_removed_without_delay() -> None:
     assert plan.status.straggler is None
 
 
-def test_straggler_that_the_job_does_not_have_is_left_out() -> None:
+def test_straggler_with_an_unknown_rank_is_ignored() -> None:
     job = active_job()
     for rank in (2, 10**12, -5):
         assert plan_for(job, all_pods(job), statuses={0: slow(rank)}).status.straggler is None
 
 
-def test_new_attempt_has_no_straggler_yet() -> None:
+def test_new_attempt_starts_without_a_straggler() -> None:
     job = active_job()
     plan = plan_for(job, all_pods(job), statuses={0: slow(1)})
     job = with_status(job, **dict(plan.status))

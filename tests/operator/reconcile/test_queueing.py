@@ -1,4 +1,4 @@
-"""Time in which a gate, a queue or a quota holds the pods, which counts against no deadline."""
+"""Tests of the time in which a gate, a queue or a quota holds the pods. No deadline counts it."""
 
 from datetime import datetime
 from typing import Any
@@ -56,7 +56,7 @@ def seen(job: DDPJob, at: float, held: str | None) -> Plan:
 
 
 def look(job: DDPJob, at: float, held: str | None) -> DDPJob:
-    """Return the job with the status that a look at it leads to."""
+    """Return the job with the status after one reconcile."""
     return with_status(job, **dict(seen(job, at, held).status))
 
 
@@ -80,9 +80,7 @@ def test_no_deadline_passes_while_a_gate_or_a_quota_holds_the_pods(held: str) ->
 
 @pytest.mark.parametrize("held", HOLDS)
 @pytest.mark.parametrize(("at", "ends"), [(86_599, False), (86_600, True)])
-def test_startup_deadline_goes_on_where_it_was_when_the_hold_ends(
-    held: str, at: float, ends: bool
-) -> None:
+def test_startup_deadline_continues_when_the_hold_ends(held: str, at: float, ends: bool) -> None:
     job = look(active_job(formed=False, **DEADLINES), 100, held)
     job = look(job, 86_100, None)
     assert queue(job.status) == (None, 86_000, 86_000)
@@ -111,7 +109,7 @@ def test_active_deadline_excludes_the_holds_of_all_attempts(at: float, ends: boo
         assert [e.reason for e in plan.events] == ["DeadlineExceeded"]
 
 
-def test_attempt_that_begins_during_a_hold_counts_its_own_part() -> None:
+def test_attempt_that_begins_during_a_hold_excludes_only_its_own_part_of_it() -> None:
     job = look(active_job(formed=False, **DEADLINES), 100, "gate")
     edited = with_status(new_job(nodes=2, image="other:1", **DEADLINES), **dict(job.status))
     job = look(edited, 1_100, "gate")
@@ -121,19 +119,19 @@ def test_attempt_that_begins_during_a_hold_counts_its_own_part() -> None:
 
 
 @pytest.mark.parametrize("held", ["no room", "not this job's", None])
-def test_startup_deadline_limits_a_wait_for_room_and_all_other_waits(held: str | None) -> None:
+def test_wait_for_room_counts_against_the_startup_deadline(held: str | None) -> None:
     job = look(active_job(formed=False, **DEADLINES), 5, held)
     assert job.status.queue is None
     plan = seen(job, 600, held)
     assert [e.reason for e in plan.events] == ["StartupDeadlineExceeded"]
 
 
-def test_lost_pod_that_a_quota_holds_beside_ranks_that_train_is_no_hold() -> None:
+def test_quota_that_holds_one_pod_of_a_training_job_is_no_hold() -> None:
     job = active_job(**DEADLINES)
     assert plan_for(job, all_pods(job), blocked=QUOTA, now=after(5)).status.queue is None
 
 
-def test_suspension_and_resumption_restart_the_count() -> None:
+def test_suspension_and_resumption_reset_the_time_of_the_holds() -> None:
     job = look(look(active_job(formed=False, **DEADLINES), 100, "gate"), 900, None)
     suspended = with_status(new_job(nodes=2, suspend=True, **DEADLINES), **dict(job.status))
     status = plan_for(suspended, now=after(901)).status
@@ -142,13 +140,13 @@ def test_suspension_and_resumption_restart_the_count() -> None:
     assert plan_for(resumed, now=after(2000)).status.queue is None
 
 
-def test_finished_job_waits_for_nothing() -> None:
+def test_finished_job_has_no_hold() -> None:
     job = look(active_job(formed=False, **DEADLINES), 100, "gate")
     plan = plan_for(job, all_pods(job, phase="Succeeded"), now=after(200))
     assert (is_finished(plan.status), queue(plan.status)) == (True, (None, 100, 100))
 
 
-def test_clock_that_was_set_back_during_a_hold_takes_nothing_from_a_deadline() -> None:
+def test_clock_that_was_set_back_during_a_hold_changes_no_deadline() -> None:
     job = look(active_job(formed=False, **DEADLINES), 100, "gate")
     assert queue(look(job, 50, None).status) == (None, 0, 0)
     assert not is_finished(seen(job, 50, "gate").status)
@@ -164,7 +162,7 @@ def test_short_holds_sum_up_to_their_whole_time() -> None:
 
 
 @pytest.mark.parametrize("held", HOLDS)
-def test_time_of_a_hold_is_in_the_bucket_queued(held: str) -> None:
+def test_time_of_a_hold_is_charged_to_the_bucket_queued(held: str) -> None:
     job = look(active_job(formed=False, **DEADLINES), 100, held)
     pods = all_pods(job, ready=False, scheduled_at=after(86_100))
     ledger = plan_for(job, pods, now=after(86_102)).status.goodput
@@ -172,7 +170,7 @@ def test_time_of_a_hold_is_in_the_bucket_queued(held: str) -> None:
     assert (ledger.queued_milliseconds, ledger.starting_milliseconds) == (86_100_000, 2_000)
 
 
-def test_next_look_is_not_later_than_the_deadline_after_the_hold() -> None:
+def test_job_is_requeued_no_later_than_its_deadline_after_a_hold() -> None:
     job = active_job(formed=False, **DEADLINES)
     done = with_status(job, queue=QueueStatus(attempt_seconds=100, job_seconds=100))
     assert seen(done, 699.5, None).requeue_seconds == 0.5
@@ -181,7 +179,7 @@ def test_next_look_is_not_later_than_the_deadline_after_the_hold() -> None:
     assert plan_for(done, all_pods(done), now=after(1099.5)).requeue_seconds == 0.5
 
 
-def test_hold_is_in_the_status_as_documented() -> None:
+def test_status_has_the_documented_fields_of_a_hold() -> None:
     sent = to_wire(look(active_job(formed=False), 5, "gate").status)
     assert sent["queue"] == {"since": "2026-03-01T12:00:05Z", "attemptSeconds": 0, "jobSeconds": 0}
     kinds = {c["type"]: c["reason"] for c in sent["conditions"]}

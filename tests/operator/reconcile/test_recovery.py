@@ -1,4 +1,4 @@
-"""The trace of a recovery in the status."""
+"""Tests of the trace of a recovery in the status."""
 
 from typing import Any
 
@@ -47,7 +47,7 @@ def trace(status: DDPJobStatus) -> RecoveryStatus:
     return status.last_recovery
 
 
-def test_decision_starts_the_trace() -> None:
+def test_decision_starts_the_recovery_trace() -> None:
     job = active_job(status={"last_recovery": RecoveryStatus(attempt=1, time=after(-60))})
     failed = failed_status(0, signal="SIGKILL", at=at(-0.2))
     plan = plan_for(job, all_pods(job), statuses={0: failed})
@@ -58,13 +58,13 @@ def test_decision_starts_the_trace() -> None:
     assert started.summary is None
 
 
-def test_lost_pod_has_no_decision_delay() -> None:
+def test_recovery_from_a_lost_pod_has_no_delay_before_the_decision() -> None:
     job = active_job()
     plan = plan_for(job, [pod(job, 0)])
     assert trace(plan.status).decided_milliseconds == 0
 
 
-def test_trace_is_incomplete_until_every_node_has_done_an_update() -> None:
+def test_recovery_trace_is_incomplete_until_every_node_has_done_an_update() -> None:
     late = times(0.6, stepped=None)
     statuses = {
         0: agent_status(0, attempt=2, timeline=times(0.4)),
@@ -74,7 +74,7 @@ def test_trace_is_incomplete_until_every_node_has_done_an_update() -> None:
     assert not trace(seen({0: statuses[0]}).status).complete
 
 
-def test_each_part_ends_when_the_last_node_has_finished_it() -> None:
+def test_each_part_of_a_recovery_ends_when_the_last_node_has_finished_it() -> None:
     first = times(0.2, noticed=at(0.02))
     second = times(0.5, noticed=at(0.05))
     statuses = {
@@ -98,10 +98,12 @@ def test_each_part_ends_when_the_last_node_has_finished_it() -> None:
         "firstStepMilliseconds": 1000,
     }
     messages = [event.message for event in plan.events if event.reason == "Recovered"]
-    assert messages == ["attempt 2 trains 1.0 s after the fault; status.lastRecovery has the parts"]
+    assert messages == [
+        "attempt 2 trains 1.0 s after the fault; status.lastRecovery shows each part"
+    ]
 
 
-def test_part_never_ends_before_an_earlier_part() -> None:
+def test_part_of_a_recovery_never_ends_before_an_earlier_part() -> None:
     """A failed node is torn down before it gets its order, and its clock may be behind."""
     early = times(0.4, cleared=at(0.05), stepped=at(-3.0))
     statuses = {i: agent_status(i, attempt=2, timeline=early) for i in (0, 1)}
@@ -110,13 +112,13 @@ def test_part_never_ends_before_an_earlier_part() -> None:
     assert done.first_step_milliseconds == done.process_group_milliseconds == 800
 
 
-def test_new_container_has_no_tear_down_time() -> None:
+def test_new_container_has_no_tear_down_time_in_the_recovery_trace() -> None:
     fresh = times(0.4, cleared=None)
     statuses = {i: agent_status(i, attempt=2, timeline=fresh) for i in (0, 1)}
     assert trace(seen(statuses).status).torn_down_milliseconds == 400
 
 
-def test_complete_trace_emits_one_event() -> None:
+def test_complete_recovery_trace_emits_one_event() -> None:
     statuses = {i: agent_status(i, attempt=2, timeline=times(0.4)) for i in (0, 1)}
     complete = seen(statuses).status.last_recovery
     again = seen(statuses, last_recovery=complete)
@@ -124,6 +126,6 @@ def test_complete_trace_emits_one_event() -> None:
     assert [event.reason for event in again.events if event.reason == "Recovered"] == []
 
 
-def test_reports_of_another_attempt_do_not_complete_the_trace() -> None:
+def test_reports_of_another_attempt_do_not_complete_the_recovery_trace() -> None:
     statuses = {i: agent_status(i, attempt=1, timeline=times(0.4)) for i in (0, 1)}
     assert not trace(seen(statuses).status).complete

@@ -1,4 +1,4 @@
-"""A job whose edited spec the trainer refuses waits for the next edit, at no cost."""
+"""Tests of jobs whose edited spec the trainer refuses: they wait without a charge."""
 
 from typing import Any
 
@@ -51,7 +51,7 @@ def scaled_up(**spec: Any) -> DDPJob:
     return bigger.model_copy(update={"status": plan_for(bigger, all_pods(bigger)).status})
 
 
-def test_refused_scale_waits_and_costs_nothing() -> None:
+def test_job_whose_new_size_is_refused_waits_without_a_charge() -> None:
     job = scaled_up(maxRestarts=0, maxInfrastructureRestarts=0, activeDeadlineSeconds=86401)
     job = job.model_copy(update={"status": job.status.model_copy(update={"start_time": after(80)})})
     plan = refusal(job)
@@ -69,7 +69,7 @@ def test_refused_scale_waits_and_costs_nothing() -> None:
 
 
 @pytest.mark.parametrize("nodes", [2, 4], ids=["scaled back", "another size"])
-def test_next_edit_resumes_the_job(nodes: int) -> None:
+def test_next_edit_resumes_a_job_whose_spec_was_refused(nodes: int) -> None:
     waits = refusal(scaled_up()).status
     plan = plan_for(edited(waits, nodes=nodes), [], now=after(86500))
     assert (plan.status.attempt, reason(plan.status)) == (3, "Pending")
@@ -79,21 +79,21 @@ def test_next_edit_resumes_the_job(nodes: int) -> None:
     assert plan.status.pods.nodes == nodes
 
 
-def test_second_refused_edit_waits_too() -> None:
+def test_second_refused_edit_waits_for_the_next_edit() -> None:
     waits = refusal(scaled_up()).status
     other = edited(waits, nodes=5)
     started = other.model_copy(update={"status": plan_for(other, []).status})
     assert reason(refusal(started).status) == "Invalid"
 
 
-def test_edit_that_is_refused_before_the_job_has_trained_waits() -> None:
+def test_edit_that_is_refused_before_the_job_has_trained_waits_for_the_next_edit() -> None:
     starting = active_job(formed=False).status
     bigger = edited(starting, nodes=3)
     bigger = bigger.model_copy(update={"status": plan_for(bigger, []).status})
     assert reason(refusal(bigger).status) == "Invalid"
 
 
-def test_command_that_has_run_for_a_minute_has_trained() -> None:
+def test_command_that_ran_for_a_minute_counts_as_having_trained() -> None:
     job = active_job(command=["train.py"], task=None)
     assert plan_for(job, all_pods(job), now=after(59)).status.trained_spec_hash is None
     status = plan_for(job, all_pods(job), now=after(60)).status
@@ -104,8 +104,8 @@ def test_new_job_that_the_trainer_refuses_fails() -> None:
     assert summary(refusal(active_job(formed=False)).status)[:2] == ("False", "Failed")
 
 
-def test_spec_that_has_trained_is_not_refused_later() -> None:
-    """Its input has changed: a data set that is gone, for example."""
+def test_spec_that_has_already_trained_is_not_refused_later() -> None:
+    """The input of the run may have changed since. For example, a data set may be gone."""
     job = scaled_up()
     reports = {i: agent_status(i, attempt=2, timeline=STEPPED) for i in range(3)}
     status = plan_for(job, all_pods(job), statuses=reports).status
@@ -121,7 +121,7 @@ def test_resumption_tries_a_refused_spec_again() -> None:
     assert (plan.status.attempt, len(only(plan.actions, CreatePod))) == (3, 3)
 
 
-def test_waiting_is_no_time_of_the_run() -> None:
+def test_wait_for_an_edit_is_charged_to_the_bucket_suspended() -> None:
     job = scaled_up()
     waits = refusal(job).status
     later = plan_for(edited(waits, nodes=2), [], now=after(86460 + 3600)).status

@@ -25,7 +25,7 @@ def reports(attempt: int, **more: Any) -> dict[int, AgentStatus]:
     return {i: agent_status(i, attempt=attempt, job_uid=UID, **more) for i in (0, 1)}
 
 
-def test_restored_status_follows_the_agents() -> None:
+def test_restored_status_takes_the_attempt_number_of_the_agents() -> None:
     job = active_job(attempt=2, formed=False)
     plan = plan_for(job, all_pods(job), statuses=reports(5), now=after(60))
     assert (plan.status.attempt, plan.status.restarts) == (5, 0)
@@ -57,13 +57,15 @@ def test_run_that_completed_after_the_backup_is_not_repeated() -> None:
     [(2, UID), (1, UID), (5, "another job"), (5, ""), (2**40, UID)],
     ids=["same", "lower", "another job", "no job", "no agent accepts it"],
 )
-def test_other_reports_leave_the_number_alone(attempt: int, uid: str) -> None:
+def test_reports_of_other_jobs_or_older_attempts_do_not_change_the_attempt_number(
+    attempt: int, uid: str
+) -> None:
     job = active_job(attempt=2)
     found = {i: agent_status(i, attempt=attempt, job_uid=uid) for i in (0, 1)}
     plan = plan_for(job, all_pods(job), statuses=found)
     assert (plan.status.attempt, plan.events) == (2, ())
 
 
-def test_finished_job_leaves_its_number_alone() -> None:
+def test_finished_job_keeps_its_attempt_number() -> None:
     job = finished_job(succeeded=False)
     assert plan_for(job, all_pods(job), statuses=reports(5)).status.attempt == 1

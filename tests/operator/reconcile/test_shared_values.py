@@ -47,7 +47,7 @@ def test_first_attempt_records_what_its_pods_share() -> None:
 
 @pytest.mark.parametrize("recorded", [True, False], ids=["recorded", "of an older operator"])
 def test_pod_replaced_after_an_upgrade_gets_the_image_of_its_peers(recorded: bool) -> None:
-    """Ranks of two trainer versions may have different settings, and would refuse each other."""
+    """Ranks of two trainer versions may have different settings, and the preflight would fail."""
     job = active_job(status={} if recorded else {"pods": None})
     seen = world(job, [pod(job, 0, image=DEFAULTS.image)], statuses={0: agent_status(0)})
     plan = decide(seen, UPGRADED)
@@ -69,7 +69,7 @@ def resized(job: DDPJob, nodes: int) -> DDPJob:
     return new_job(nodes=nodes).model_copy(update={"status": job.status})
 
 
-def test_size_of_an_attempt_is_that_of_its_record() -> None:
+def test_size_of_an_attempt_is_the_recorded_size() -> None:
     """The API server shows the new spec before the operator has acted on it."""
     job = resized(active_job(nodes=2), 3)
     assert job.nodes == 2
@@ -81,7 +81,7 @@ def with_nodes(nodes: int) -> Any:
 
 
 @pytest.mark.parametrize("recorded", [True, False], ids=["recorded", "of an older operator"])
-def test_resize_creates_no_pod_while_one_of_that_node_lives(recorded: bool) -> None:
+def test_resize_creates_no_pod_for_a_node_whose_old_pod_still_lives(recorded: bool) -> None:
     old = active_job(nodes=10 if recorded else 11, status={} if recorded else {"pods": None})
     job = resized(old, 12)
     living = all_pods(old)
@@ -99,10 +99,10 @@ def abandoned(attempt: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("ordered", "attempt"), [("2", 3), ("1", 2)])
-def test_forced_replacement_never_has_the_number_of_the_pod_it_replaces(
+def test_pod_created_after_a_forced_deletion_gets_a_new_attempt_number(
     ordered: str, attempt: int
 ) -> None:
-    """The old container may still run, and the fence tells the two apart by their attempts."""
+    """The old container may still run, and the fence distinguishes containers by attempt."""
     job = active_job(nodes=1, attempt=2, formed=False)
     plan = plan_for(job, [pod(job, 0, **abandoned(ordered))], deleting=100)
     assert plan.status.attempt == attempt
@@ -133,8 +133,8 @@ def test_new_pod_shares_the_secret_of_the_living_ones(secret: str) -> None:
     assert secrets(decide(seen, DEFAULTS).actions) == [secret]
 
 
-def test_dead_and_deleted_pods_pass_no_secret_on() -> None:
-    """So the next gang is signed when an older operator created the last one."""
+def test_new_pod_takes_no_secret_from_dead_or_deleted_pods() -> None:
+    """Pods of an older operator have no secret. The next pods then get a new one."""
     job = active_job(nodes=2)
     gone = [pod(job, 0, phase="Failed", attempt="0"), pod(job, 1, deleting=True)]
     assert secrets(decide(world(job, gone, statuses={}), DEFAULTS).actions) == [None]

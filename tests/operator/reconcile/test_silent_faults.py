@@ -58,7 +58,7 @@ def lost_peer(index: int, timeline: Timeline, **failure: Any) -> AgentStatus:
 def test_pod_that_was_replaced_after_the_start_is_an_infrastructure_fault(
     replaced: int, attempt: int
 ) -> None:
-    """Its successor's agent answers, but no rank starts before torchrun runs on all nodes."""
+    """The agent of the new pod answers, but no rank starts before torchrun runs on all nodes."""
     job = active_job(formed=False)
     statuses = {
         replaced: agent_status(replaced, attempt=attempt, phase="Waiting", timeline=WAITS),
@@ -103,7 +103,7 @@ def test_secondary_failure_without_a_lost_pod_is_an_application_failure(
     assert failure(plan_for(job, all_pods(job), statuses=statuses)).cause is Cause.APPLICATION
 
 
-def test_own_failure_counts_although_another_pod_was_replaced() -> None:
+def test_application_failure_counts_although_another_pod_was_replaced() -> None:
     job = active_job(formed=False)
     statuses = {
         0: failed_status(0, message="E: no", replaced_node=1),
@@ -147,10 +147,10 @@ STOPPED: dict[str, Any] = {"phase": "Preempted", "timeline": JOINED}
 
 
 @pytest.mark.parametrize("answers", [False, True])
-def test_replaced_pod_is_the_stop_origin_of_its_peers(
+def test_stop_of_the_peers_is_attributed_to_the_replaced_pod(
     answers: bool,
 ) -> None:
-    """The operator took the pod for a late one: it had not seen that all ranks had joined."""
+    """The operator treated the pod as late, because it had not seen that all ranks had joined."""
     job = active_job(formed=False)
     statuses = {1: agent_status(1, **STOPPED)} | (
         {0: agent_status(0, phase="Waiting")} if answers else {}
@@ -174,7 +174,7 @@ def test_replaced_pod_is_the_stop_origin_of_its_peers(
         ({"disruption": "EvictionByEvictionAPI"}, "EvictionByEvictionAPI", Cause.FREE),
     ],
 )
-def test_deleted_pod_is_the_stop_origin_of_its_peers(
+def test_stop_of_the_peers_is_attributed_to_the_deleted_pod(
     peer: dict[str, Any] | None, reason: str, cause: Cause
 ) -> None:
     job = active_job(formed=False)
@@ -203,7 +203,7 @@ def test_stop_is_requested_when_all_pods_take_part(peer: str) -> None:
 
 @pytest.mark.parametrize("gone", [False, True], ids=["marked", "deleted"])
 def test_pod_of_a_removed_node_is_lost_only_once(gone: bool) -> None:
-    """Its peers report the silent pod before Kubernetes deletes it: attempt 2 waits for it."""
+    """The peers report the silent pod before Kubernetes deletes it, so attempt 2 waits for it."""
     blamed = last_failure(pod="digits-1", cause=Cause.INFRASTRUCTURE)
     counted = {"last_failure": blamed, "infrastructure_restarts": 1}
     job = active_job(attempt=2, formed=False, status=counted)
@@ -226,10 +226,10 @@ REMOVED: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("fields", REMOVED.values(), ids=REMOVED.keys())
 @pytest.mark.parametrize("disruption", [None, "DeletionByTaintManager", "EvictionByEvictionAPI"])
-def test_removed_pod_of_a_waiting_attempt_costs_nothing(
+def test_removed_pod_of_a_waiting_attempt_uses_no_budget(
     fields: dict[str, Any], disruption: str | None
 ) -> None:
-    """A job that waits for days for its other pod may lose this one many times."""
+    """A job that waits for days for another pod may lose this pod many times."""
     job = active_job(attempt=2, formed=False, checkpoint={"claimName": "shared"})
     removed = pod(
         job, 1, phase="Failed", ready=False, deleting=True, disruption=disruption, **fields

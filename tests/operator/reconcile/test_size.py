@@ -1,4 +1,4 @@
-"""The work of one decision grows in proportion to the number of pods."""
+"""Tests that the work of one decision grows linearly with the number of pods."""
 
 import cProfile
 import pstats
@@ -26,7 +26,7 @@ FEW, MANY = 100, 1600
 
 
 class CountedInt(int):
-    """Number whose comparisons are function calls, also within one call of `max` or `sorted`."""
+    """Integer whose comparisons count as function calls, also within `max` or `sorted`."""
 
     def __lt__(self, other: object) -> bool:
         return int(self) < int(other)  # type: ignore[call-overload,no-any-return]
@@ -42,7 +42,7 @@ class CountedInt(int):
 
 
 class CountedFloat(float):
-    """The same for durations."""
+    """Float whose comparisons count as function calls, for durations."""
 
     def __lt__(self, other: object) -> bool:
         return float(self) < float(other)  # type: ignore[arg-type]
@@ -71,7 +71,7 @@ def failing(nodes: int) -> World:
 
 
 def hung(index: int) -> HungRank:
-    """Return a rank that waits for rank 0. Its numbers have not been validated, but counted."""
+    """Return a rank that waits for rank 0, without validation, which would convert its numbers."""
     waiting = RankInspection(waits=index > 0)
     inspection = waiting.model_copy(update={"number": CountedInt(7 - (index == 0))})
     rank = HungRank(rank=index, step=9, activity="backward", seconds=31.0)
@@ -94,7 +94,7 @@ def calls(seen: World) -> int:
 
 
 @pytest.mark.parametrize("state", [starting, half_created, training, failing, hanging])
-def test_decision_is_linear_in_the_number_of_pods(state: Callable[[int], World]) -> None:
+def test_time_of_a_decision_is_linear_in_the_number_of_pods(state: Callable[[int], World]) -> None:
     few, many = calls(state(FEW)), calls(state(MANY))
     assert many < 1.2 * few * MANY / FEW
     assert many < (200 if state is hanging else 70) * MANY, (
@@ -102,7 +102,7 @@ def test_decision_is_linear_in_the_number_of_pods(state: Callable[[int], World])
     )
 
 
-def test_plan_builds_no_manifest_before_it_is_executed() -> None:
+def test_plan_of_9999_pods_builds_manifests_only_when_it_is_executed() -> None:
     plan = decide(starting(9999), DEFAULTS)
     (first, *_) = created = only(plan.actions, CreatePod)
     assert len(created) == 9999

@@ -48,7 +48,7 @@ def test_lost_pod_is_created_as_the_next_spare_once_the_others_train() -> None:
     assert created == [["digits-1"], [], ["digits-1"]]
 
 
-def test_spare_on_an_unsteady_node_is_better_than_none() -> None:
+def test_spare_on_a_node_with_a_recent_departure_replaces_a_lost_node_if_no_other_can() -> None:
     left = [DepartureStatus(node="machine-2", time=after(s)) for s in (-20, -10)]
     job = job_with_spare(departures=left)
     statuses = {0: training(job, 0), 2: waiting(job, 2)}

@@ -35,7 +35,7 @@ class StartingJob(Bench):
 
 
 @pytest.mark.parametrize(("seconds", "writes"), [(9, 1), (19, 2), (39, 3), (79, 4), (600, 7)])
-async def test_start_of_any_length_needs_few_writes(seconds: float, writes: int) -> None:
+async def test_start_of_any_length_needs_few_status_writes(seconds: float, writes: int) -> None:
     start = await StartingJob(nodes=PODS).start()
     for index in range(PODS):
         await start.join(index, seconds * (index + 1) / PODS)
@@ -44,7 +44,7 @@ async def test_start_of_any_length_needs_few_writes(seconds: float, writes: int)
     assert start.status().is_true(ConditionType.RENDEZVOUSED)
 
 
-async def test_delayed_counts_are_written_after_the_interval() -> None:
+async def test_delayed_pod_counts_are_written_after_the_interval() -> None:
     start = await StartingJob(nodes=PODS).start()
     requeue = await start.join(0, 1)
     assert (start.writes, start.status().ready) == (0, f"0/{PODS}")
@@ -72,7 +72,7 @@ async def test_clock_set_back_does_not_delay_writes() -> None:
     assert start.status().ready == f"1/{PODS}"
 
 
-async def test_counts_are_delayed_by_at_most_five_minutes() -> None:
+async def test_pod_counts_are_delayed_by_at_most_five_minutes() -> None:
     start = await StartingJob(nodes=PODS).start()
     await start.join(0, 36_000)
     assert await start.join(1, 36_001) is not None

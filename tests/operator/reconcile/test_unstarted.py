@@ -1,4 +1,4 @@
-"""Containers that end without a report of their agent: the status states why."""
+"""Tests that the status states why a container ended without a report of its agent."""
 
 from dataclasses import replace
 
@@ -79,7 +79,7 @@ def test_status_states_why_a_container_did_not_work(
     ],
     ids=["node restarted", "shim killed", "kubelet does not know"],
 )
-def test_restart_of_a_kubernetes_node_is_an_infrastructure_fault(
+def test_container_end_by_a_restart_of_the_kubernetes_node_is_an_infrastructure_fault(
     termination: Termination,
 ) -> None:
     job = active_job()
@@ -88,8 +88,8 @@ def test_restart_of_a_kubernetes_node_is_an_infrastructure_fault(
     assert failure is not None
     assert (failure.reason, failure.cause) == ("ContainerStatusUnknown", Cause.INFRASTRUCTURE)
     assert failure.message == (
-        "digits-1 ended unseen: its Kubernetes node or its container runtime was restarted (exit"
-        f" code {termination.exit_code})"
+        "digits-1 ended unobserved: its Kubernetes node or its container runtime was restarted"
+        f" (exit code {termination.exit_code})"
     )
 
 

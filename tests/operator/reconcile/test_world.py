@@ -17,7 +17,7 @@ def worker(**state: Any) -> dict[str, Any]:
     return {"containerStatuses": [{"name": contract.WORKER_CONTAINER, "state": state}]}
 
 
-def test_view_of_a_running_pod_has_its_fields() -> None:
+def test_pod_view_has_the_fields_of_a_running_pod() -> None:
     job = active_job()
     found = view(conditions=[{"type": "Ready", "status": "True"}], **worker(running={}))
     assert found == PodView(
@@ -82,11 +82,13 @@ def test_pod_with_a_deletion_timestamp_is_being_deleted() -> None:
     ],
     ids=["unscheduled", "image missing", "creating", "running"],
 )
-def test_view_holds_why_a_pod_waits(status: dict[str, Any], waiting: str | None) -> None:
+def test_pod_view_has_the_reason_why_a_pod_waits(
+    status: dict[str, Any], waiting: str | None
+) -> None:
     assert view(phase="Pending", **status).waiting == waiting
 
 
-def test_view_holds_how_a_container_ended() -> None:
+def test_pod_view_has_the_end_of_a_container() -> None:
     final = failed_status(1, message="E: x")
     ending = {
         "exitCode": 137,
@@ -115,7 +117,7 @@ def test_view_holds_how_a_container_ended() -> None:
     ],
     ids=["none", "log", "long line", "report"],
 )
-def test_view_holds_the_last_words_of_a_container_without_a_report(
+def test_pod_view_has_the_error_text_of_a_container_without_a_report(
     message: str | None, words: str
 ) -> None:
     ending = {"exitCode": 1, "message": message}
@@ -125,7 +127,9 @@ def test_view_holds_the_last_words_of_a_container_without_a_report(
 
 
 @pytest.mark.parametrize("message", [None, "", "Killed", "{", '{"attempt": "x"}', "[]"])
-def test_container_killed_before_its_agent_wrote_has_no_final_report(message: str | None) -> None:
+def test_container_killed_before_its_agent_reported_has_no_final_report(
+    message: str | None,
+) -> None:
     ending = {"exitCode": 137} | ({} if message is None else {"message": message})
     found = view(phase="Failed", **worker(terminated=ending)).termination
     assert found is not None
@@ -133,7 +137,7 @@ def test_container_killed_before_its_agent_wrote_has_no_final_report(message: st
     assert found.exit_code == 137
 
 
-def test_state_of_a_sidecar_is_ignored() -> None:
+def test_pod_view_ignores_the_state_of_a_sidecar() -> None:
     sidecar = {"name": "sync", "state": {"terminated": {"exitCode": 3}}}
     assert view(containerStatuses=[sidecar]).termination is None
 
@@ -174,7 +178,7 @@ def test_termination_message_takes_precedence_over_an_older_report() -> None:
     assert seen.pod(0) is None
 
 
-def test_parsed_times_are_aware() -> None:
+def test_parsed_times_have_a_time_zone() -> None:
     assert parse_time("2026-03-01T12:00:00Z") == NOW
     assert parse_time(None) is None
 

@@ -54,7 +54,7 @@ def history(*lines: bytes) -> History:
 
 
 def page(lines: list[bytes], manifest: dict[str, Any] | None = None, name: str = "digits") -> str:
-    """Return a page of which the HTML was checked."""
+    """Return a report page after a check of its HTML."""
     facts = job_facts(manifest) if manifest is not None else None
     now = START + 60
     text = build_page(Report(name, "the test", facts, read_history(lines), [], now))
@@ -63,7 +63,7 @@ def page(lines: list[bytes], manifest: dict[str, Any] | None = None, name: str =
 
 
 class Checker(HTMLParser):
-    """Checks that each element is closed, and that nothing is loaded or run."""
+    """Parser that checks that each element is closed, and that the page loads and runs nothing."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -26,7 +26,7 @@ def test_events_of_all_attempts_are_read() -> None:
     assert found.skipped == 0
 
 
-def test_events_are_found_in_a_log_with_other_lines() -> None:
+def test_events_are_found_among_other_lines_of_a_log() -> None:
     event = progress(1, 5)
     found = history(
         b"ddp-agent: attempt 1: torchrun --nnodes=2\n",
@@ -44,13 +44,13 @@ def test_events_of_other_ranks_are_ignored() -> None:
     assert history(json.dumps(other).encode()).points == []
 
 
-def test_torn_line_is_skipped_and_counted() -> None:
+def test_incomplete_history_line_is_skipped_and_counted() -> None:
     found = history(progress(1, 5)[:40], b"\n", progress(2, 6))
     assert [point.step for point in found.points] == [6]
     assert found.skipped == 1
 
 
-def test_second_start_of_a_number_is_another_attempt() -> None:
+def test_second_start_event_with_the_same_number_begins_another_attempt() -> None:
     found = history(
         line("start", 0, world_size=1), progress(1, 5), line("start", 50), progress(51, 9)
     )
@@ -62,7 +62,7 @@ def test_second_start_of_a_number_is_another_attempt() -> None:
 @pytest.mark.parametrize(
     "value", [None, "high", True, [], {}, float("nan"), float("inf"), 10**400, 1e308]
 )
-def test_field_that_is_no_finite_number_is_absent(value: Any) -> None:
+def test_field_that_is_not_a_finite_number_is_absent(value: Any) -> None:
     found = history(progress(1, 5, loss=value, samples_per_second=value, lr=value))
     (point,) = found.points
     assert (point.loss, point.rate, point.learning_rate) == (None, None, None)
@@ -81,7 +81,9 @@ def test_field_that_is_no_finite_number_is_absent(value: Any) -> None:
         (3, None),
     ],
 )
-def test_times_by_rank_are_a_list_or_a_spread(value: Any, expected: RankSpread | None) -> None:
+def test_times_by_rank_are_read_from_a_list_or_from_a_spread(
+    value: Any, expected: RankSpread | None
+) -> None:
     (point,) = history(progress(1, 5, step_seconds=value)).points
     assert point.step_seconds == expected
 
@@ -99,7 +101,7 @@ def test_times_by_rank_are_a_list_or_a_spread(value: Any, expected: RankSpread |
         b'{"event": "start", "x": ' + b"9" * 10_000 + b"}",
     ],
 )
-def test_hostile_line_adds_no_event(text: bytes) -> None:
+def test_hostile_history_line_adds_no_event(text: bytes) -> None:
     found = history(text)
     assert found.attempts == []
     assert found.points == []

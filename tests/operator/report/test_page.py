@@ -1,4 +1,4 @@
-"""The page: charts, tables, empty states, hostile texts and its largest size."""
+"""Tests of the report page: charts, tables, empty states, hostile texts and size limit."""
 
 import json
 import re
@@ -13,7 +13,7 @@ from tests.operator.report.support import START, history, job, line, page, progr
 
 HOSTILE = "\"'><script>alert(1)</script><svg onload=alert(1)>&amp;\x00\x1b"
 SURROGATE = "\ud800"
-"""Half of a character, which JSON can carry and UTF-8 cannot."""
+"""Half of a surrogate pair, which JSON can contain and UTF-8 cannot encode."""
 
 
 def titles(text: str) -> list[str]:
@@ -43,7 +43,7 @@ def test_each_picture_has_a_role_a_description_and_a_format_for_narrow_screens()
     assert 'aria-label="Loss. training loss: from 0.03226 to 0.09091, last 0.03226.' in text
 
 
-def test_line_is_interrupted_between_attempts_and_at_missing_values() -> None:
+def test_chart_line_is_interrupted_between_attempts_and_at_missing_values() -> None:
     lines = [*two_attempts(), line("start", 53, 3), progress(54, 40, 3), progress(55, 45, 3)]
     lines += [progress(56, 50, 3, loss=None), progress(57, 60, 3), progress(58, 70, 3)]
     text = page(lines)
@@ -52,7 +52,7 @@ def test_line_is_interrupted_between_attempts_and_at_missing_values() -> None:
     assert "1 report without a finite loss" in text
 
 
-def test_fault_is_a_mark_with_its_message() -> None:
+def test_fault_is_drawn_as_a_mark_with_its_message() -> None:
     ended = {
         "number": 1,
         "startTime": "2026-11-25T03:56:40Z",
@@ -69,7 +69,7 @@ def test_fault_is_a_mark_with_its_message() -> None:
     assert re.search(r'data-label="Cause">Application</td>', text)
 
 
-def test_hostile_texts_stay_texts() -> None:
+def test_hostile_texts_are_escaped_in_the_page() -> None:
     ended = {
         "number": 1,
         "endTime": "2026-11-25T03:57:12Z",
@@ -115,7 +115,7 @@ def test_long_text_is_cut() -> None:
         ([progress(1, 1)[:50], progress(2, 2)], None, "Skipped: 1 damaged line."),
     ],
 )
-def test_page_names_what_is_missing(
+def test_report_page_names_what_is_missing(
     lines: list[bytes], manifest: dict[str, Any] | None, sentence: str
 ) -> None:
     assert sentence in page(lines, manifest)
@@ -128,7 +128,7 @@ def test_numbers_that_are_not_finite_are_not_drawn() -> None:
     assert not re.search(r"\b(nan|inf|NaN|Infinity)\b", text.partition("</style>")[2])
 
 
-def test_operators_goodput_replaces_the_computed_one() -> None:
+def test_goodput_from_the_operator_replaces_the_computed_one() -> None:
     goodput = {"trainingMilliseconds": 9000, "dataWaitMilliseconds": 1000, "x": {}}
     goodput |= {"percent": "93.1%", "redoneSteps": 7, "hangMilliseconds": 0}
     text = page(two_attempts(), job(attempt=2, goodput=goodput))
@@ -138,7 +138,7 @@ def test_operators_goodput_replaces_the_computed_one() -> None:
     assert "Computed from the events of the run." in page(two_attempts())
 
 
-def test_many_ranks_are_drawn_as_a_band() -> None:
+def test_values_of_many_ranks_are_drawn_as_a_band() -> None:
     spread = {"min": 0.1, "median": 0.2, "max": 0.4, "slowest": 77}
     lines = [progress(n, n, step_seconds=spread, own_seconds=spread) for n in range(9)]
     text = page(lines)
@@ -180,7 +180,7 @@ def test_line_with_many_interruptions_is_bounded() -> None:
     assert path.count("M") < WIDE.width
 
 
-def test_events_are_equal_in_a_history_and_in_a_log() -> None:
+def test_history_and_log_of_the_same_run_give_the_same_events() -> None:
     lines = two_attempts()
     assert history(*lines) == history(*(b"[rank 0] " + line for line in lines))
     assert json.loads(lines[0])["time"] == START

@@ -8,7 +8,7 @@ import pytest
 from ddp_operator.report.scale import duration_text, elapsed, linear, loss_scale, number_text
 
 
-def test_ticks_are_round_and_enclose_the_values() -> None:
+def test_axis_ticks_are_round_numbers_and_enclose_the_values() -> None:
     chance = random.Random(0)  # noqa: S311 - not used for security
     for _ in range(500):
         size = 10 ** chance.uniform(-9, 9)
@@ -24,13 +24,13 @@ def test_ticks_are_round_and_enclose_the_values() -> None:
 
 
 @pytest.mark.parametrize("values", [[], [0.0], [7.0], [1e300, -1e300], [5e-324], [1e-320, 2e-320]])
-def test_degenerate_values_have_a_scale(values: list[float]) -> None:
+def test_no_value_or_equal_or_extreme_values_still_give_a_valid_axis(values: list[float]) -> None:
     for scale in (linear(values, 4), linear(values, 4, from_zero=True), loss_scale(values, 4)):
         assert scale.high > scale.low
         assert all(0 <= scale.position(value) <= 1 for value in values)
 
 
-def test_loss_over_decades_has_a_logarithmic_scale() -> None:
+def test_loss_over_several_decades_gets_a_logarithmic_axis() -> None:
     scale = loss_scale([2.3, 0.004], 4)
     assert scale.logarithmic
     assert scale.ticks == pytest.approx([0.001, 0.01, 0.1, 1, 10])
@@ -40,7 +40,7 @@ def test_loss_over_decades_has_a_logarithmic_scale() -> None:
 
 
 @pytest.mark.parametrize("seconds", [0, 0.003, 1, 59, 61, 4000, 86_400, 3e6, 4e8, 1e11])
-def test_time_axis_has_few_ticks(seconds: float) -> None:
+def test_time_axis_has_a_limited_number_of_ticks(seconds: float) -> None:
     for count in (4, 10):
         ticks = elapsed(seconds, count).ticks
         assert ticks[0] == 0
@@ -61,7 +61,7 @@ def test_time_axis_has_few_ticks(seconds: float) -> None:
         (100_000, "1 d 3 h"),
     ],
 )
-def test_duration_has_two_units(seconds: float, text: str) -> None:
+def test_duration_is_shown_in_two_units(seconds: float, text: str) -> None:
     assert duration_text(seconds) == text
 
 
@@ -69,5 +69,5 @@ def test_duration_has_two_units(seconds: float, text: str) -> None:
     ("value", "text"),
     [(0, "0"), (0.25, "0.25"), (8889.2, "8889"), (12_345, "12.35k"), (2e6, "2M"), (1e-5, "1e-05")],
 )
-def test_number_is_short(value: float, text: str) -> None:
+def test_numbers_are_shown_with_few_digits(value: float, text: str) -> None:
     assert number_text(value) == text

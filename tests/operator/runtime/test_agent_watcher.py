@@ -23,7 +23,7 @@ JOB = active_job()
 
 
 class WatchableCluster(FakeCluster):
-    """Cluster whose agents answer a watch when their status changes."""
+    """Fake cluster whose agents answer a watch when their status changes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class WatchableCluster(FakeCluster):
         self.open: set[str] = set()
         """Uids of the pods with an open watch."""
         self.silent: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
-        """Set once a watch of the pod's agent got no answer, by pod uid."""
+        """Events by pod uid that are set once a watch of the pod's agent got no answer."""
         self.waits: list[float] = []
         """Longest wait of each request, in seconds."""
 
@@ -96,7 +96,7 @@ async def test_silent_agent_is_polled_again(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize(("phase", "kept"), [("Training", False), ("Failed", True)])
-async def test_only_a_final_status_of_a_silent_agent_is_kept(
+async def test_only_a_final_status_of_an_unreachable_agent_is_kept(
     bench: Bench, phase: str, *, kept: bool
 ) -> None:
     both = [pod(JOB, 0), pod(JOB, 1)]
@@ -146,7 +146,7 @@ async def test_pods_without_an_address_and_ended_pods_are_not_watched(bench: Ben
 
 
 class NonWaitingCluster(FakeCluster):
-    """Agents of a version without revisions, which answer a watch at once."""
+    """Fake cluster whose agents have no revisions and answer a watch at once."""
 
     requests = 0
 
@@ -167,8 +167,8 @@ async def test_agent_that_does_not_wait_is_not_polled_in_a_busy_loop() -> None:
     assert cluster.requests <= 3
 
 
-async def test_only_node_0_is_asked_every_few_seconds(bench: Bench) -> None:
-    """Its progress has no revision. All other agents answer when something happens."""
+async def test_only_node_0_is_polled_every_few_seconds(bench: Bench) -> None:
+    """Progress of node 0 has no revision. All other agents answer when their status changes."""
     for index in (0, 1):
         await bench.cluster.set_status(f"uid-digits-{index}", agent_status(index, revision=1))
     bench.watcher.follow(KEY, [pod(JOB, 0), pod(JOB, 1)])
@@ -178,7 +178,7 @@ async def test_only_node_0_is_asked_every_few_seconds(bench: Bench) -> None:
 
 
 class StubbornCluster(FakeCluster):
-    """Agents that answer at once with a rising revision and changing content."""
+    """Fake cluster whose agents answer at once with a rising revision and changing content."""
 
     def __init__(self, size: int = 0) -> None:
         super().__init__()
@@ -211,8 +211,8 @@ def test_hostile_agent_wakes_its_job_at_a_bounded_rate() -> None:
     assert cluster.requests <= 16 + 100 + 1
 
 
-def test_agent_that_is_asked_again_and_again_answers_at_a_bounded_rate() -> None:
-    """Each notice that node 0's agent counts makes the operator ask all agents of a quiet job."""
+def test_agent_is_polled_at_a_bounded_rate_however_many_notices_arrive() -> None:
+    """Each notice that node 0's agent counts makes the operator poll all agents of the job."""
     asked = [0, 0]
 
     class RestlessCluster(FakeCluster):
@@ -237,7 +237,7 @@ def test_agent_that_is_asked_again_and_again_answers_at_a_bounded_rate() -> None
 
 @pytest.mark.parametrize("known", [True, False], ids=["valid", "invalid"])
 def test_large_answers_are_read_less_often(known: bool) -> None:
-    """The size of what an agent sends costs the operator more than the number of answers."""
+    """Large answers cost the operator more CPU time than many answers."""
 
     class LargeAnswers(StubbornCluster):
         async def watch_agent_status(
@@ -305,7 +305,7 @@ def test_cost_of_hostile_jobs_does_not_grow_with_their_number(jobs: int, size: i
     run_in_fake_time(body())
 
 
-def test_changes_of_a_thousand_agents_at_once_wake_their_job_a_few_times() -> None:
+def test_simultaneous_changes_of_a_thousand_agents_wake_their_job_only_a_few_times() -> None:
     woken: list[float] = []
 
     async def body() -> None:
@@ -338,8 +338,8 @@ def test_progress_of_a_large_fleet_is_read_less_often() -> None:
     run_in_fake_time(body())
 
 
-def test_unreachable_agent_is_asked_again_when_its_pod_becomes_ready() -> None:
-    """Without this the operator would see the ranks join up to 5 s late."""
+def test_unreachable_agent_is_polled_again_when_its_pod_becomes_ready() -> None:
+    """Without this poll the operator would see the ranks join up to 5 s late."""
     asked: list[float] = []
 
     class SilentCluster(FakeCluster):
@@ -363,10 +363,10 @@ def test_unreachable_agent_is_asked_again_when_its_pod_becomes_ready() -> None:
     run_in_fake_time(body())
 
 
-async def test_silence_counts_only_if_the_operator_can_reach_the_agents(
+async def test_silence_of_an_agent_counts_only_if_the_operator_reaches_any_agent(
     bench: Bench,
 ) -> None:
-    """Otherwise a network policy would make the pods of each tainted node be deleted by force."""
+    """Otherwise a NetworkPolicy would make the operator delete pods of tainted nodes by force."""
     pods = [pod(JOB, 0), pod(JOB, 1)]
     bench.watcher.follow(KEY, pods)
     for one in pods:

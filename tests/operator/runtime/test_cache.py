@@ -53,7 +53,7 @@ def known(cache: Cache) -> list[tuple[str, str]]:
     ],
     ids=["newer", "older", "newer as a number but not as text", "new uid"],
 )
-def test_cache_keeps_the_right_version_of_an_object(
+def test_cache_keeps_the_newer_version_of_an_object(
     first: tuple[int, str], second: tuple[int, str], kept: tuple[int, str]
 ) -> None:
     cache = Cache()
@@ -217,7 +217,7 @@ def test_relist_with_older_versions_replaces_the_cache() -> None:
     ],
     ids=["older", "same", "newer", "older of another job", "not cached"],
 )
-def test_older_answer_shows_that_the_server_was_restored(
+def test_answer_with_an_older_version_shows_that_the_api_server_was_restored(
     cached: int | None, answered: Manifest, is_restored: bool
 ) -> None:
     cache = Cache()
@@ -228,7 +228,7 @@ def test_older_answer_shows_that_the_server_was_restored(
     assert cache.restored.is_set() == is_restored
 
 
-def test_older_relist_shows_that_the_server_was_restored() -> None:
+def test_relist_with_an_older_version_shows_that_the_api_server_was_restored() -> None:
     cache = Cache()
     cache.replace(snapshot(50))
     cache.replace(snapshot(50))
@@ -311,7 +311,7 @@ def test_absent_job_is_kept_when_a_watch_saw_it_since_the_request() -> None:
     assert job_version(cache) == ("u1", "5")
 
 
-def test_deletion_before_a_request_does_not_hide_its_answer() -> None:
+def test_object_deleted_before_a_request_is_cached_if_the_answer_has_it() -> None:
     """A restored etcd has objects again that were deleted after the backup."""
     cache = Cache()
     cache.put_job(job(3))

@@ -72,7 +72,7 @@ async def test_list_drops_what_vanished_and_queues_only_jobs_that_changed() -> N
     assert await bench.queued()
 
 
-async def test_list_of_a_namespace_leaves_the_others_alone() -> None:
+async def test_list_of_one_namespace_keeps_the_children_of_others() -> None:
     bench = Bench()
     bench.relist(pod(), namespace="team-a")
     bench.relist(namespace="team-b")
@@ -91,7 +91,7 @@ async def test_list_does_not_undo_what_a_watch_reported_meanwhile() -> None:
     assert bench.names() == ["digits-1"]
 
 
-def test_refused_watch_is_reported_once_and_until_it_succeeds(
+def test_refused_watch_is_logged_once_and_reported_until_it_succeeds(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def run() -> None:
@@ -109,7 +109,9 @@ def test_refused_watch_is_reported_once_and_until_it_succeeds(
     asyncio.run(run())
 
 
-async def test_watch_that_fails_otherwise_is_only_logged(caplog: pytest.LogCaptureFixture) -> None:
+async def test_watch_that_fails_without_a_refusal_is_only_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     bench = Bench()
     bench.events.report("Service", None, ClusterError("starting", status=503))
     assert bench.activity.refused_watches == {}

@@ -45,7 +45,7 @@ class Bench:
         self.start_controller()
 
     def start_controller(self) -> None:
-        """Start a new controller process, which has forgotten everything."""
+        """Start a new controller process, whose memory is empty."""
         self.controller = Controller(
             self.cluster, self.cache, self.defaults, lambda: self.now, agents=self.agents
         )
@@ -103,7 +103,7 @@ async def test_events_are_emitted_even_when_an_action_fails() -> None:
     assert "Started" in [event.reason for event in bench.cluster.events]
 
 
-async def test_deletions_come_first_because_they_free_names() -> None:
+async def test_deletions_run_before_creations_because_they_free_names() -> None:
     bench = Bench()
     await bench.train()
     bench.cluster.change_pod("digits-1", phase="Failed", reason="Evicted")
@@ -116,7 +116,7 @@ async def test_deletions_come_first_because_they_free_names() -> None:
     assert set(others) == {"annotate Pod digits-0 2", "create Pod digits-1"}
 
 
-async def test_agents_get_the_attempt_order_directly_too() -> None:
+async def test_agents_also_get_the_attempt_order_by_a_direct_request() -> None:
     bench = Bench()
     await bench.train()
     bench.set_agent_status("digits-1", failed_status(1), ready=False)
@@ -125,7 +125,7 @@ async def test_agents_get_the_attempt_order_directly_too() -> None:
     assert bench.cluster.orders == [("10.0.0.1", AGENT_PORT, order)] * 2
 
 
-async def test_status_of_another_jobs_agent_is_ignored() -> None:
+async def test_agent_status_of_another_job_is_ignored() -> None:
     """The address may belong to a pod of another job by now."""
     bench = Bench()
     await bench.train()
@@ -155,7 +155,7 @@ async def test_deleted_job_needs_no_action() -> None:
 # --- A cache that lags behind -------------------------------------------------------------------
 
 
-async def test_actions_are_decided_on_a_fresh_list() -> None:
+async def test_pods_that_only_a_fresh_list_has_are_not_created_again() -> None:
     """Pods that the cache does not know yet are not created again."""
     bench = Bench(watched=False)
     await bench.reconcile()
@@ -178,7 +178,7 @@ async def test_pod_missing_only_in_the_cache_is_not_a_fault() -> None:
     assert (bench.status().attempt, bench.status().restarts) == (1, 0)
 
 
-async def test_stale_job_is_not_written() -> None:
+async def test_status_of_a_stale_job_is_not_written() -> None:
     bench = Bench(watched=False)
     bench.cluster.apply(job_manifest(nodes=3))
     with pytest.raises(ConflictError):

@@ -12,7 +12,7 @@ from tests.operator.support import DEFAULTS, NOW, job_manifest
 KEY = ("team-a", "digits")
 
 
-async def test_job_of_a_restored_api_server_is_written_after_one_conflict() -> None:
+async def test_job_status_is_written_after_one_conflict_when_the_api_server_was_restored() -> None:
     cluster, cache = FakeCluster(), Cache()
     stored = cluster.apply(job_manifest(nodes=2))
     cache.put_job({**stored, "metadata": {**stored["metadata"], "resourceVersion": "9000"}})

@@ -15,7 +15,7 @@ async def run(flow: Flow, kill: tuple[int, bool] | None = None) -> Simulation:
 
 
 @pytest.mark.parametrize("flow", FLOWS.values(), ids=FLOWS.keys())
-async def test_run_has_the_expected_end(flow: Flow) -> None:
+async def test_each_simulated_run_has_the_expected_end(flow: Flow) -> None:
     simulation = await run(flow)
     assert end_of(simulation.cluster.statuses[-1]) == flow.end
     assert simulation.deaths == 0
@@ -33,7 +33,7 @@ async def test_run_has_the_expected_end(flow: Flow) -> None:
     ],
 )
 @pytest.mark.parametrize("flow", FLOWS.values(), ids=FLOWS.keys())
-async def test_killed_controller_does_not_change_the_end(
+async def test_kill_of_the_controller_at_any_write_does_not_change_the_end_of_a_run(
     flow: Flow, after: bool, every: int, subtests: pytest.Subtests
 ) -> None:
     undisturbed = await run(flow)

@@ -21,7 +21,7 @@ REQUESTS = 32
 
 
 class SlowCluster(FakeCluster):
-    """API server that creates a number of pods per second, and whose watch is at once."""
+    """API server that creates a number of pods per second and delivers watch events at once."""
 
     def __init__(self, queue: WorkQueue[Key], per_second: float) -> None:
         super().__init__()
@@ -105,7 +105,7 @@ class Bench:
 
 
 @pytest.mark.parametrize("namespace", ["team-a", "team-b"])
-def test_small_job_waits_for_no_large_job(namespace: str) -> None:
+def test_small_job_does_not_wait_for_the_pods_of_a_large_job(namespace: str) -> None:
     """Four workers take jobs that are not urgent. Each would create all pods of one large job."""
 
     async def body() -> None:
@@ -124,7 +124,7 @@ def test_small_job_waits_for_no_large_job(namespace: str) -> None:
 
 
 def test_creation_of_many_pods_shows_its_progress() -> None:
-    """Before, its worker counted as stuck after 300 s, and the status said nothing."""
+    """Without progress in the status, a worker that creates pods for 300 s would count as stuck."""
 
     async def body() -> None:
         bench = Bench(per_second=4.0)

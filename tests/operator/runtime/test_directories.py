@@ -1,4 +1,4 @@
-"""Jobs with one directory for their checkpoints: who owns it, and for how long."""
+"""Tests of jobs that share a checkpoint directory: which job owns the directory, and until when."""
 
 import itertools
 import time
@@ -97,7 +97,7 @@ async def test_only_the_oldest_of_three_jobs_starts_in_any_order_of_reconciles(
     assert all(named in message for message in events)
 
 
-async def test_jobs_take_turns_and_the_next_one_is_woken_at_once() -> None:
+async def test_jobs_of_one_directory_take_turns_and_the_next_job_starts_at_once() -> None:
     team = Team(*(shared_job(name, created=i) for i, name in enumerate(("a", "b", "c"))))
     for name, following in (("a", "b"), ("b", "c")):
         await team.look("a", "b", "c")
@@ -109,8 +109,8 @@ async def test_jobs_take_turns_and_the_next_one_is_woken_at_once() -> None:
     assert team.with_pods() == {"a", "b", "c"}
 
 
-async def test_restarted_operator_finds_the_same_owner() -> None:
-    """The owner has started, though it is the younger one, and is suspended now."""
+async def test_restarted_operator_finds_the_same_owner_of_a_checkpoint_directory() -> None:
+    """The owner is the younger job. It has started before, and is suspended now."""
     team = Team(shared_job("younger", created=9))
     await team.look("younger")
     team.edit("younger", suspend=True)
@@ -155,7 +155,7 @@ async def test_relist_with_a_recreated_owner_frees_the_directory() -> None:
     [{"suspend": True}, {"config": {"no_such_setting": 1}}],
     ids=["created suspended", "Invalid"],
 )
-async def test_job_that_never_started_and_cannot_start_owns_nothing(
+async def test_job_that_never_started_and_cannot_start_owns_no_directory(
     spec: dict[str, Any],
 ) -> None:
     team = Team(shared_job("first", **spec), shared_job("second", created=1))
@@ -196,7 +196,7 @@ async def test_edited_job_waits_and_frees_its_own_directory() -> None:
     ids=lambda other: str(next(iter(other.values()))),
 )
 async def test_jobs_with_directories_of_their_own_do_not_wait(other: dict[str, Any]) -> None:
-    """A directory inside another one is one of its own: the fence and all files are in itself."""
+    """A subdirectory of another run's directory is independent: it has its own fence and files."""
     team = Team(shared_job("first"), shared_job("second", created=1, **other))
     await team.look("first")
     await team.look("second", namespace=other.get("namespace", "team-a"))
@@ -204,7 +204,7 @@ async def test_jobs_with_directories_of_their_own_do_not_wait(other: dict[str, A
 
 
 async def test_path_that_names_the_unique_directory_of_another_job_is_in_use() -> None:
-    """Users copy it from a job to go on with its run."""
+    """Users copy this path from a job to continue its run in another job."""
     team = Team(shared_job("first", checkpoint={"claimName": "shared"}))
     await team.look("first")
     path = "first-uid-first"
@@ -247,13 +247,13 @@ async def test_job_of_a_namespace_that_was_never_listed_waits_for_the_list() -> 
 @pytest.mark.parametrize(
     "part", [{"spec": {"checkpoint": "shared"}}, {"spec": None}, {"status": {"conditions": [{}]}}]
 )
-def test_malformed_job_claims_nothing(part: Manifest) -> None:
+def test_malformed_job_claims_no_checkpoint_directory(part: Manifest) -> None:
     cache = Cache()
     cache.put_job(shared_job("odd") | part)
     assert cache.directories.owner(("team-a", "odd")) is None
 
 
-def test_look_at_the_owner_takes_as_long_with_1000_jobs_of_one_directory_as_with_2() -> None:
+def test_lookup_of_the_owner_is_as_fast_with_1000_jobs_of_one_directory_as_with_2() -> None:
     def seconds(jobs: int) -> float:
         cache = Cache()
         for number in range(jobs):

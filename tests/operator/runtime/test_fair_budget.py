@@ -1,4 +1,4 @@
-"""Fair budget: an own share for every user, and turns for the rest."""
+"""Tests of the fair budget: each user has its own rate, and users take turns for a shared rate."""
 
 from collections import defaultdict
 
@@ -18,13 +18,13 @@ def budget(shortest_turn: float = 0.0) -> FairBudget:
 
 
 def use(share: FairShare, now: float) -> float:
-    """Go on with a user as soon as it may. Return the seconds that it waited."""
+    """Let a user act as soon as the budget allows. Return the seconds that the user waited."""
     seconds = share.wait(now)
     share.spend(now + seconds)
     return seconds
 
 
-def test_busy_user_uses_the_shared_rate_while_the_others_are_quiet() -> None:
+def test_busy_user_gets_the_shared_rate_while_other_users_are_idle() -> None:
     busy = budget().share()
     assert [use(busy, START) for _ in range(7)] == [0, 0, 0, 0, 0, 1, 2]
 
@@ -39,7 +39,7 @@ def test_user_within_its_own_rate_never_waits() -> None:
     assert use(quiet, START) > 0
 
 
-def test_user_keeps_its_turn() -> None:
+def test_user_waits_only_once_for_a_permitted_use() -> None:
     found = budget()
     busy, other = found.share(), found.share()
     for _ in range(5):
@@ -52,7 +52,7 @@ def test_user_keeps_its_turn() -> None:
     assert busy.wait(START + 1.0) > 0
 
 
-def test_user_above_its_own_rate_waits_at_least_the_shortest_turn() -> None:
+def test_user_above_its_own_rate_waits_at_least_the_shortest_time() -> None:
     busy = budget(shortest_turn=0.2).share()
     assert [use(busy, START) for _ in range(3)] == pytest.approx([0, 0, 0.2])
 
@@ -65,7 +65,7 @@ def test_clock_that_is_set_back_blocks_no_user() -> None:
     assert busy.wait(START - 3600) == 0
 
 
-def test_rate_of_each_user_may_change() -> None:
+def test_rate_of_each_user_may_be_changed() -> None:
     found = FairBudget(OWN, Rate(burst=1, per_second=0.001), shortest_turn=100.0)
     busy = found.share()
     for _ in range(2):

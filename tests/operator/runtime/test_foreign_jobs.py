@@ -73,7 +73,7 @@ STATUSES = st.none() | st.dictionaries(
 
 @settings(deadline=None, max_examples=60)
 @given(STEPS, STATUSES, st.booleans(), st.booleans())
-def test_foreign_job_in_any_state_has_no_actions_and_no_writes(
+def test_job_of_another_controller_gets_no_action_and_no_write(
     steps: list[str], status: dict[str, Any] | None, valid: bool, evicted: bool
 ) -> None:
     async def scenario() -> None:
@@ -111,7 +111,7 @@ async def assert_left_alone(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("manager", [None, CONTROLLER_NAME])
-async def test_job_without_a_manager_or_with_this_one_runs(manager: str | None) -> None:
+async def test_job_runs_if_managed_by_is_absent_or_names_this_operator(manager: str | None) -> None:
     spec: dict[str, Any] = {} if manager is None else {"managedBy": manager}
     bench = Bench(**spec)
     await bench.reconcile_until_idle()
@@ -124,7 +124,7 @@ def stored(cache: Cache, *jobs: Manifest) -> list[Key]:
     return cache.keys()
 
 
-def test_foreign_job_takes_the_place_of_an_own_one_of_the_same_name() -> None:
+def test_foreign_job_replaces_an_own_job_of_the_same_name_in_the_cache() -> None:
     """The event of the deletion may have been missed."""
     own, foreign = job_manifest(), job_manifest(managedBy=OTHER)
     foreign["metadata"] |= {"uid": "later", "resourceVersion": "9"}
@@ -136,7 +136,7 @@ def test_foreign_job_takes_the_place_of_an_own_one_of_the_same_name() -> None:
     assert stored(cache, own) == [KEY]
 
 
-def test_foreign_job_owns_no_directory() -> None:
+def test_job_of_another_controller_owns_no_checkpoint_directory() -> None:
     checkpoint = {"claimName": "shared", "path": "run"}
     foreign = job_manifest("first", managedBy=OTHER, checkpoint=checkpoint)
     own = job_manifest("second", checkpoint=checkpoint)

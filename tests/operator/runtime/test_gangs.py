@@ -29,7 +29,7 @@ def edit(bench: Bench, gang: GangType, **spec: Any) -> None:
 
 
 @pytest.mark.parametrize("gang", VERSIONS)
-async def test_life_of_a_gang(gang: GangType) -> None:
+async def test_gang_job_creates_and_keeps_and_deletes_its_group_object(gang: GangType) -> None:
     bench = Bench(defaults=OFFERED, gang={"type": gang})
     await bench.train()
     created = [write for write in bench.cluster.writes if write.startswith("create")]
@@ -105,7 +105,7 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gang_apis, "_SHORTEST_PAUSE_SECONDS", 0.0)
 
 
-async def test_discovery_finds_what_the_api_server_serves() -> None:
+async def test_discovery_finds_the_gang_apis_that_the_api_server_serves() -> None:
     server = Server("scheduling.k8s.io/v1", versions.NATIVE_1_36, versions.VOLCANO)
     server.errors.append(ClusterError("no answer"))
     found = await GangApis(server.versions, Gangs(types=ALL)).discover()
@@ -116,13 +116,13 @@ async def test_discovery_finds_what_the_api_server_serves() -> None:
     assert found.types == ALL
 
 
-async def test_installation_without_gangs_asks_nothing() -> None:
+async def test_installation_without_gangs_sends_no_discovery_request() -> None:
     server = Server()
     assert await GangApis(server.versions, Gangs()).discover() == Gangs()
     assert server.asked == []
 
 
-async def test_new_version_of_the_api_ends_the_watch() -> None:
+async def test_new_served_version_of_the_gang_api_ends_the_wait() -> None:
     server = Server(versions.NATIVE_1_35)
     apis = GangApis(server.versions, Gangs(types=(GangType.NATIVE,)))
     await apis.discover()
@@ -153,7 +153,7 @@ async def test_new_version_of_the_api_ends_the_watch() -> None:
         (Request("GET", "podgroups", 200, 0.1), False),
     ],
 )
-def test_request_for_a_kind_that_is_not_served_asks_again(request_: Request, asks: bool) -> None:
+def test_404_for_a_group_object_triggers_a_new_discovery(request_: Request, asks: bool) -> None:
     activity = WorkerActivity()
     activity.record_request(request_)
     assert activity.missing_kind.is_set() is asks

@@ -1,4 +1,4 @@
-"""Agents that change what they say without end: the cost of their job is bounded."""
+"""Tests that agents with endlessly changing statuses cause a bounded cost."""
 
 import re
 from datetime import timedelta
@@ -11,7 +11,7 @@ from tests.operator.support import NOW, agent_status, failed_status
 SECONDS = 100
 
 
-async def test_agent_that_flaps_costs_a_bounded_number_of_writes_and_events() -> None:
+async def test_agent_that_flaps_causes_a_bounded_number_of_writes_and_events() -> None:
     bench = Bench()
     await bench.reconcile_until_idle()
     for index in range(2):

@@ -64,7 +64,7 @@ def test_status_of_a_job_becomes_series(line: str) -> None:
     assert line in text(job(STATUS)).splitlines()
 
 
-def test_job_without_a_status_has_only_its_size() -> None:
+def test_job_without_a_status_has_only_the_series_of_its_size() -> None:
     series = [line for line in text(job(None)).splitlines() if not line.startswith("#")]
     assert series == ['ddpjob_nodes{ddpjob="digits",namespace="team-a"} 2.0']
 
@@ -83,7 +83,9 @@ def test_series_of_a_deleted_job_are_gone() -> None:
         {"conditions": "none"},
     ],
 )
-def test_status_with_nonsense_does_not_hide_the_other_jobs(nonsense: dict[str, Any]) -> None:
+def test_status_with_nonsense_does_not_hide_the_series_of_other_jobs(
+    nonsense: dict[str, Any],
+) -> None:
     other = {"metadata": {"namespace": "team-b", "name": "strange"}, "status": STATUS | nonsense}
     lines = text(other, job(STATUS)).splitlines()
     assert 'ddpjob_loss{ddpjob="digits",namespace="team-a"} 0.25' in lines
@@ -119,16 +121,16 @@ def test_status_with_nonsense_does_not_hide_the_other_jobs(nonsense: dict[str, A
         ),
     ],
 )
-def test_settings_of_a_job_are_limits_of_alerts(
+def test_settings_of_a_job_become_series_for_alert_limits(
     spec: dict[str, Any], status: dict[str, Any], line: str
 ) -> None:
     assert line in text({**job(STATUS | status), "spec": spec}).splitlines()
 
 
 @pytest.mark.parametrize("spec", [{"task": "a:b"}, {"command": ["a"], "checkpoint": {}}])
-def test_job_without_a_checkpoint_report_has_no_interval(spec: dict[str, Any]) -> None:
+def test_job_without_a_checkpoint_report_has_no_interval_series(spec: dict[str, Any]) -> None:
     assert "ddpjob_checkpoint_interval" not in text({**job(STATUS), "spec": spec})
 
 
-def test_ready_job_has_no_reason_to_wait() -> None:
+def test_ready_job_has_no_series_of_a_reason_to_wait() -> None:
     assert "ddpjob_pods_not_ready" not in text(job(STATUS))

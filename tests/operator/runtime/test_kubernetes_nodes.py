@@ -1,4 +1,4 @@
-"""Events of Kubernetes nodes keep their views, and queue the jobs that a changed view concerns."""
+"""Tests that events of Kubernetes nodes update node views and queue the affected jobs."""
 
 import logging
 from typing import Any
@@ -22,7 +22,7 @@ TAINT = {"key": "gpu", "value": "broken", "effect": "NoSchedule"}
 
 
 def node(name: str = "machine-0", **spec: Any) -> Manifest:
-    """Return a Kubernetes node as the watch hands it over."""
+    """Return a Kubernetes node with the fields that the watch keeps."""
     metadata = {"name": name, "uid": f"uid-{name}", "resourceVersion": "1"}
     return keep_used_fields("Node", {"metadata": metadata, "spec": spec})
 
@@ -92,7 +92,7 @@ def test_label_that_names_the_gpu_product_later_queues_the_jobs_on_the_node() ->
     assert bench.views() == {"machine-0": NodeView("machine-0", gpu_product="NVIDIA-L4")}
 
 
-def test_first_view_of_an_unusable_node_queues_its_jobs() -> None:
+def test_first_sight_of_an_unusable_node_queues_its_jobs() -> None:
     bench = Bench("digits")
     assert bench.put(node(taints=[TAINT]), node("machine-1", unschedulable=True)) == ["digits"]
 
@@ -103,7 +103,7 @@ def test_job_of_a_pod_that_ended_or_is_being_deleted_is_not_queued() -> None:
     assert bench.put(node(unschedulable=True)) == []
 
 
-def test_deleted_node_is_forgotten() -> None:
+def test_deleted_node_has_no_view() -> None:
     bench = Bench("digits")
     bench.put(node(unschedulable=True), node("machine-1"))
     bench.nodes.drop("Node", node())
@@ -113,7 +113,7 @@ def test_deleted_node_is_forgotten() -> None:
     assert bench.woken() == []
 
 
-def test_list_forgets_nodes_that_are_gone_and_queues_only_jobs_on_changed_nodes() -> None:
+def test_node_list_drops_deleted_nodes_and_queues_only_jobs_on_changed_nodes() -> None:
     bench = Bench("digits")
     bench.put_pod("other", "machine-1")
     assert bench.relist(node(unschedulable=True), node("machine-1")) == ["digits"]
@@ -122,7 +122,7 @@ def test_list_forgets_nodes_that_are_gone_and_queues_only_jobs_on_changed_nodes(
     assert list(bench.views("machine-0", "machine-1")) == ["machine-1"]
 
 
-def test_refused_watch_is_logged_once_with_its_meaning_and_hides_all_views(
+def test_refused_node_watch_is_logged_once_and_clears_all_node_views(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     bench = Bench("digits")
@@ -143,7 +143,7 @@ def test_refused_watch_is_logged_once_with_its_meaning_and_hides_all_views(
     assert again == "the Kubernetes nodes are watched again"
 
 
-def test_outage_hides_no_view_and_does_not_end_a_refusal() -> None:
+def test_outage_of_the_api_server_keeps_node_views_and_does_not_end_a_refusal() -> None:
     bench, outage = Bench("digits"), ClusterError("starting", status=503)
     bench.put(node(unschedulable=True))
     assert bench.report(outage) == []
@@ -152,7 +152,7 @@ def test_outage_hides_no_view_and_does_not_end_a_refusal() -> None:
     assert bench.views() == {}
 
 
-def test_event_of_one_node_looks_at_the_jobs_on_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_event_of_one_node_queues_only_jobs_on_that_node(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench()
     for number in range(1000):
         bench.put_pod(f"job-{number}", f"machine-{number}")
@@ -223,7 +223,7 @@ MANIFESTS = st.builds(
 
 
 @given(st.lists(MANIFESTS, max_size=8), st.lists(MANIFESTS, max_size=8))
-def test_any_nodes_are_followed_without_an_error(
+def test_any_kubernetes_node_objects_are_tracked_without_an_error(
     events: list[Manifest], listed: list[Manifest]
 ) -> None:
     bench = Bench("digits")

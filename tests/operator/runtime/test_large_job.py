@@ -1,4 +1,4 @@
-"""A large job leaves the event loop to the other jobs."""
+"""Tests that a large job does not block the event loop."""
 
 import asyncio
 import threading

@@ -22,7 +22,7 @@ from tests.operator.leader_support import (
 )
 
 
-def test_first_candidate_leads_and_others_report_it() -> None:
+def test_first_candidate_becomes_leader_and_others_report_it() -> None:
     async def body() -> None:
         server = LeaseServer()
         async with candidates(server, "a", "b") as (first, second):
@@ -69,7 +69,7 @@ def test_killed_leader_is_replaced_after_the_lease_expires() -> None:
     run_in_fake_time(body())
 
 
-def test_released_lease_is_taken_at_the_next_read() -> None:
+def test_released_lease_is_acquired_at_the_next_read() -> None:
     async def body() -> None:
         server = LeaseServer()
         async with candidates(server, "a", "b") as (first, second):
@@ -178,7 +178,7 @@ def test_leader_whose_lease_was_taken_ends_at_the_next_renewal() -> None:
 
 
 def test_paused_leader_must_not_write_after_the_pause() -> None:
-    """It notices the pause before it writes, whichever of its tasks runs first."""
+    """A leader notices the pause before it writes, whichever of its tasks runs first."""
 
     async def body() -> None:
         server = LeaseServer()
@@ -227,7 +227,7 @@ def test_response_after_a_pause_does_not_extend_the_leadership() -> None:
     run_in_fake_time(body())
 
 
-def test_candidate_ignores_the_written_renew_time() -> None:
+def test_candidate_ignores_the_renew_time_that_another_clock_wrote() -> None:
     async def body() -> None:
         server = LeaseServer()
         spec = {

@@ -1,4 +1,4 @@
-"""Turns of jobs for a list of their pods, in numbers alone."""
+"""Tests of the turns in which jobs list their pods, without an API server."""
 
 from ddp_operator.cluster.base import Key
 from ddp_operator.limits import LIST_AFTER_SECONDS, LIST_OF_JOB_SECONDS
@@ -27,7 +27,7 @@ def lists(turns: ListTurns, since: float, until: float) -> list[tuple[float, Key
     return found
 
 
-def test_job_waits_for_the_watch_and_gets_one_turn() -> None:
+def test_job_waits_for_its_watch_and_then_gets_one_list() -> None:
     turns = ListTurns()
     assert turns.seconds_until_next(START) is None
     for second in (0.0, 0.5, 1.0):
@@ -45,7 +45,7 @@ def test_one_job_is_listed_once_per_minute() -> None:
     assert found[1][0] - found[0][0] == LIST_OF_JOB_SECONDS
 
 
-def test_thousand_jobs_share_eight_lists_and_one_more_per_second() -> None:
+def test_thousand_jobs_share_eight_lists_and_one_further_list_per_second() -> None:
     turns = ListTurns()
     for number in range(1000):
         turns.add(job(number), START)
@@ -55,7 +55,7 @@ def test_thousand_jobs_share_eight_lists_and_one_more_per_second() -> None:
     assert len({key for _, key in found}) == len(found)
 
 
-def test_turn_that_a_job_does_not_use_delays_no_other_job() -> None:
+def test_job_that_no_longer_needs_its_list_delays_no_other_list() -> None:
     turns, now = ListTurns(), START + LIST_AFTER_SECONDS
     for number in range(20):
         turns.add(job(number), START)

@@ -1,4 +1,4 @@
-"""Memory of an operator whose jobs are gone, measured in a separate process."""
+"""Tests of the operator's memory after the deletion of jobs, in a separate process."""
 
 import gc
 import json
@@ -78,7 +78,7 @@ def test_memory_is_returned_after_the_deletion_of_a_thousand_jobs() -> None:
 
 
 def caches_of_yarl() -> dict[str, int]:
-    """Return the number of entries of each cache that has any, by its function's name."""
+    """Return the number of entries of each cache that is not empty, by function name."""
     kind = type(lru_cache(str))
     with all_objects_listed():
         found = [each for each in gc.get_objects() if type(each) is kind]
@@ -86,7 +86,7 @@ def caches_of_yarl() -> dict[str, int]:
     return {name: size for name, size in sizes.items() if size}
 
 
-def test_caches_of_addresses_are_emptied() -> None:
+def test_address_caches_of_yarl_are_emptied() -> None:
     for number in range(100):
         assert URL(f"http://10.0.0.{number}:8470/status").with_query("wait=5").raw_host
     assert min(caches_of_yarl().values()) >= 1

@@ -18,7 +18,7 @@ def ended(number: int, cause: Cause | None) -> AttemptStatus:
     return AttemptStatus(number=number, end_time=NOW, cause=cause, reason="RankFailed")
 
 
-def test_ended_attempt_counts_once() -> None:
+def test_ended_attempt_is_counted_once() -> None:
     registry = CollectorRegistry()
     measured = OperatorMetrics(registry)
     before = DDPJobStatus(attempts=[ended(1, Cause.APPLICATION)])
@@ -30,7 +30,7 @@ def test_ended_attempt_counts_once() -> None:
     assert registry.get_sample_value(name, {"cause": "Application"}) == 0
 
 
-def test_recovery_is_measured_when_it_ends() -> None:
+def test_recovery_time_is_recorded_when_the_recovery_ends() -> None:
     registry = CollectorRegistry()
     measured = OperatorMetrics(registry)
     begun = DDPJobStatus(last_recovery=RecoveryStatus(attempt=2, time=NOW, decided_milliseconds=9))
@@ -53,7 +53,7 @@ def test_requests_count_by_verb_resource_and_code() -> None:
     assert registry.get_sample_value(metrics.REQUESTS.name, labels) == 1
 
 
-def test_page_has_declared_series_only() -> None:
+def test_metrics_page_has_declared_series_only() -> None:
     registry = CollectorRegistry()
     OperatorMetrics(registry).record_request(Request("PUT", "ddpjobs/status", 409, 0.1))
     page = generate_latest(registry).decode()
@@ -66,7 +66,7 @@ def test_page_has_declared_series_only() -> None:
     assert {name for name in names if not name.startswith("process_")} <= declared
 
 
-def test_resource_of_a_path_has_no_names() -> None:
+def test_resource_label_of_a_request_path_contains_no_object_names() -> None:
     root = "/apis/ddp-trainer.dev/v1alpha1"
     assert resource_of(f"{root}/namespaces/team-a/ddpjobs/digits/status") == "ddpjobs/status"
     assert resource_of(f"{root}/ddpjobs") == "ddpjobs"

@@ -30,7 +30,7 @@ JOB = active_job()
 
 
 class ListingCluster(FakeCluster):
-    """Cluster that counts lists. Its agents hold a request until it is over or they are silent."""
+    """Fake cluster that counts lists. Its agents hold each request open, or are silent."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class ListingCluster(FakeCluster):
         self.list_errors = 0
         """Number of lists that the API server refuses from now on."""
         self.during_list: Callable[[], None] = lambda: None
-        """Called after the API server has read the pods, and before it answers."""
+        """Function to call after the API server has read the pods and before it answers."""
         self.changed = asyncio.Condition()
 
     async def list_pods(self, namespace: str, labels: Mapping[str, str], expected: int) -> Listing:
@@ -103,7 +103,7 @@ class Bench:
         return uid
 
     async def settle(self, seconds: float = 5.0) -> None:
-        """Reconcile each second if the job was woken."""
+        """Reconcile in each second in which the job was queued."""
         await self.controller.reconcile(KEY)
         for _ in range(int(seconds)):
             await asyncio.sleep(1.0)
@@ -118,7 +118,7 @@ class Bench:
         return [one["metadata"]["uid"] for one in self.cache.children("Pod", KEY)]
 
 
-def test_pod_deleted_while_no_watch_ran_is_found_by_its_silence() -> None:
+def test_pod_deleted_while_no_watch_ran_is_found_by_its_silent_agent() -> None:
     async def body() -> None:
         bench = Bench()
         uid = await bench.train()
@@ -147,7 +147,7 @@ def test_idle_jobs_cause_no_list() -> None:
     run_in_fake_time(body())
 
 
-def test_silence_of_a_pod_that_exists_causes_one_list() -> None:
+def test_silent_agent_of_an_existing_pod_causes_one_list() -> None:
     async def body() -> None:
         bench = Bench()
         uid = await bench.train()
@@ -183,8 +183,8 @@ def test_agent_that_answers_again_within_two_seconds_causes_no_list() -> None:
 
 
 @pytest.mark.parametrize("change", [{"ready": False}, {"deleting": True}, {"phase": "Failed"}])
-def test_pod_whose_own_state_explains_the_silence_is_not_listed(change: dict[str, object]) -> None:
-    """An agent that has never answered belongs to a pod that starts, unless that pod is ready."""
+def test_pod_whose_state_explains_the_silence_causes_no_list(change: dict[str, object]) -> None:
+    """An agent that has never answered may belong to a starting pod, unless the pod is ready."""
 
     async def body() -> None:
         cluster, listed = ListingCluster(), list[Key]()

@@ -1,4 +1,4 @@
-"""Jobs by the Kubernetes node of their living pods, after any events of the pods."""
+"""Tests of the index of jobs by Kubernetes node, after random events of pods."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -38,7 +38,7 @@ def snapshot(*pods: Manifest) -> ClusterSnapshot:
 
 
 @given(EVENTS)
-def test_places_are_those_of_the_living_pods_in_the_cache(
+def test_places_on_kubernetes_nodes_are_those_of_living_pods_in_the_cache(
     events: list[tuple[str, Manifest]],
 ) -> None:
     cache = Cache()

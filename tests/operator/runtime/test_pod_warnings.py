@@ -1,4 +1,4 @@
-"""Pods that wait for a reason that only their Events state."""
+"""Tests of pods that wait for a reason that only their Events contain."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ CREATING = [{"name": "worker", "state": {"waiting": {"reason": "ContainerCreatin
 
 
 async def creating() -> tuple[Bench, str]:
-    """Return a job whose second pod has a node and does not start, and the uid of this pod."""
+    """Return a job whose second pod has a Kubernetes node but does not start, and the pod's uid."""
     bench = Bench()
     await bench.reconcile_until_idle()
     bench.cluster.change_pod("digits-0", phase="Running", podIP="10.0.0.1")
@@ -44,7 +44,7 @@ async def test_newest_warning_about_a_waiting_pod_is_quoted() -> None:
     assert summary(bench.status())[2] == "digits-1 waits: ContainerCreating"
 
 
-async def test_events_are_read_ever_more_rarely_and_of_one_pod() -> None:
+async def test_events_of_one_pod_are_read_with_growing_delays() -> None:
     bench, uid = await creating()
     bench.cluster.warnings[uid] = UNMOUNTED
     await seconds(bench, 0, 2400, 10)
@@ -57,7 +57,7 @@ async def test_events_are_read_ever_more_rarely_and_of_one_pod() -> None:
     assert len(bench.cluster.warning_reads) == before
 
 
-async def test_pods_that_start_one_after_another_are_not_all_looked_up() -> None:
+async def test_events_of_pods_that_start_one_after_another_are_read_only_a_few_times() -> None:
     bench = Bench(nodes=30)
     await bench.reconcile_until_idle()
     for index in range(30):
@@ -76,7 +76,7 @@ async def test_pod_that_no_scheduler_knows_is_named() -> None:
     assert "digits-0 waits: NotScheduled: no scheduler has" in summary(bench.status())[2]
 
 
-async def test_refused_read_of_events_disturbs_nothing() -> None:
+async def test_refused_read_of_events_changes_nothing_else() -> None:
     bench, _ = await creating()
     bench.cluster.warnings_error = ClusterError("events is forbidden", status=403)
     await seconds(bench, 0, 320, 5)
@@ -106,7 +106,7 @@ PULLING = event("Normal", "Pulling", eventTime="2026-03-01T12:00:06.000001Z", la
     ],
     ids=["none", "one", "two", "got on", "series"],
 )
-def test_warning_counts_until_a_normal_event_follows(
+def test_warning_is_shown_until_a_normal_event_follows(
     events: list[dict[str, Any]], text: str | None
 ) -> None:
     assert newest_warning(events) == text

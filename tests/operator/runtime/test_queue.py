@@ -41,7 +41,7 @@ def test_key_added_twice_is_handed_out_once() -> None:
     in_fake_time(body)
 
 
-def test_oldest_waiting_key_is_that_which_no_worker_has_taken() -> None:
+def test_oldest_waiting_key_is_the_first_key_that_no_worker_has_taken() -> None:
     async def body(queue: WorkQueue[str]) -> None:
         assert queue.oldest_seconds() == 0.0
         queue.add("a")
@@ -138,10 +138,10 @@ def test_backoff_doubles_up_to_its_cap() -> None:
     in_fake_time(body)
 
 
-def test_jitter_leaves_a_refused_job_at_8_creations_in_30_seconds(
+def test_refused_job_tries_at_most_8_creations_in_30_seconds_with_any_jitter(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The first creation is followed by one after each backoff, however short jitter makes it."""
+    """One creation follows each backoff, however short jitter makes the backoff."""
     monkeypatch.setattr(random.Random, "uniform", lambda _, low, _high: low)
 
     async def body(queue: WorkQueue[str]) -> None:
@@ -170,7 +170,7 @@ def test_backoff_has_jitter_so_that_keys_spread_out() -> None:
     in_fake_time(body)
 
 
-def test_server_can_request_more_than_the_backoff() -> None:
+def test_delay_requested_by_the_server_can_exceed_the_backoff() -> None:
     async def body(queue: WorkQueue[str]) -> None:
         assert queue.retry("a", 30) == 30
         assert queue.retry("b", 0.001) >= 0.5
@@ -178,7 +178,7 @@ def test_server_can_request_more_than_the_backoff() -> None:
     in_fake_time(body)
 
 
-def test_key_held_back_by_the_server_is_not_handed_out_after_a_change() -> None:
+def test_key_with_a_delay_from_the_server_is_not_handed_out_after_a_change() -> None:
     async def body(queue: WorkQueue[str]) -> None:
         queue.add("a")
         await queue.get()
@@ -198,7 +198,7 @@ def test_key_held_back_by_the_server_is_not_handed_out_after_a_change() -> None:
 
 
 async def fail(queue: WorkQueue[str], times: int) -> float:
-    """Let a key fail so many times, each time when its backoff has ended. Return the last delay."""
+    """Let a key fail several times, each time after its backoff. Return the last delay."""
     delay = queue.retry("a")
     for _ in range(times - 1):
         await queue.get()
@@ -244,7 +244,7 @@ def test_wake_ups_within_a_backoff_do_not_cause_a_busy_loop() -> None:
 
 
 def test_wake_ups_hand_out_a_failed_key_at_most_once_per_second() -> None:
-    """Backoffs of up to a second end without an early try."""
+    """Backoffs of up to a second are never cut short."""
 
     async def body(queue: WorkQueue[str]) -> None:
         loop = asyncio.get_running_loop()

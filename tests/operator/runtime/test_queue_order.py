@@ -92,7 +92,7 @@ def test_urgent_change_during_a_pause_overtakes_when_the_pause_ends() -> None:
     in_fake_time(body)
 
 
-def test_job_that_is_due_overtakes_keys_that_are_not_urgent() -> None:
+def test_delayed_job_that_is_due_overtakes_keys_that_are_not_urgent() -> None:
     async def body(queue: WorkQueue[str]) -> None:
         queue.retry("failed")
         queue.add_after("due", 1.0)

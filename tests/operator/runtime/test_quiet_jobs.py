@@ -25,7 +25,7 @@ class PollableCluster(FakeCluster):
     def __init__(self, notices: int | None) -> None:
         super().__init__()
         self.open: list[int] = []
-        """Nodes whose agents hold a request."""
+        """Nodes whose agents hold a request open."""
         self.asked: list[int] = []
         """Nodes in the order of the requests to their agents."""
         self._changed = asyncio.Condition()
@@ -60,7 +60,7 @@ Change = Callable[[PollableCluster, AgentWatcher], Awaitable[None]]
 
 
 def open_requests(change: Change | None = None, *, notices: int | None = 0) -> list[int]:
-    """Return the nodes that hold a request a second after a change of a quiet job."""
+    """Return the nodes with an open request one second after a change of a quiet job."""
     found: list[int] = []
 
     async def body() -> None:
@@ -91,7 +91,7 @@ def test_quiet_job_has_one_open_request() -> None:
     assert open_requests() == [0]
 
 
-def test_agents_that_nobody_speaks_for_have_one_each() -> None:
+def test_every_agent_has_an_open_request_if_node_0_counts_no_notices() -> None:
     """Node 0's agent belongs to an older version, which counts no notices."""
     assert open_requests(notices=None) == list(range(NODES))
 
@@ -118,7 +118,9 @@ async def replace_node_0(cluster: PollableCluster, watcher: AgentWatcher) -> Non
     ("change", "asked"),
     [(notify, range(NODES)), (fail, range(NODES)), (replace_node_0, range(1, NODES))],
 )
-def test_notice_of_any_agent_makes_the_operator_ask_all(change: Change, asked: range) -> None:
+def test_notice_of_any_agent_makes_the_operator_poll_all_agents(
+    change: Change, asked: range
+) -> None:
     assert open_requests(change) == list(asked)
 
 
@@ -127,7 +129,7 @@ async def silence_node_0(cluster: PollableCluster, watcher: AgentWatcher) -> Non
     await cluster.change(0, None)
 
 
-def test_silence_of_node_0_makes_the_operator_ask_all_others() -> None:
+def test_silence_of_node_0_makes_the_operator_poll_all_other_agents() -> None:
     assert set(open_requests(silence_node_0)) >= set(range(1, NODES))
 
 
@@ -138,8 +140,8 @@ async def lose_readiness(cluster: PollableCluster, watcher: AgentWatcher) -> Non
     assert cluster.asked[0] == 7
 
 
-def test_change_of_a_pod_makes_the_operator_ask_its_agent() -> None:
-    """Nobody can tell of an agent that hangs, but the kubelet finds it not ready."""
+def test_change_of_a_pod_makes_the_operator_poll_its_agent() -> None:
+    """An agent that hangs sends no notice, but the kubelet reports its pod as not ready."""
     assert open_requests(lose_readiness) == [0, 7]
 
 
@@ -151,8 +153,10 @@ def test_job_with_a_notice_becomes_quiet_again() -> None:
     assert open_requests(notify_and_wait) == [0]
 
 
-def test_agents_of_a_large_job_hold_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of them would answer within the same second: at the start, and at the end."""
+def test_only_node_0_of_a_very_large_job_has_an_open_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All agents would answer within the same second, at the start and at the end."""
     monkeypatch.setattr(limits, "MOST_HELD", NODES - 1)
 
     async def body() -> None:

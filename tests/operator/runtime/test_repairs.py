@@ -39,10 +39,10 @@ def add_engine(
     ("kind", "edit"),
     [("NetworkPolicy", {"egress": [{}]}), ("Service", {"publishNotReadyAddresses": False})],
 )
-async def test_engine_that_edits_each_write_causes_few_repairs(
+async def test_policy_engine_that_edits_each_write_causes_few_repairs(
     kind: str, edit: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before, the operator restored the child at each look, and said nothing."""
+    """The operator must not restore the child at each reconcile without a message."""
     bench = Bench(defaults=GUARDED)
     restored = add_engine(bench, kind, edit, monkeypatch)
     await bench.train()
@@ -59,7 +59,7 @@ async def test_engine_that_edits_each_write_causes_few_repairs(
     assert bench.status().attempt == 1
 
 
-async def test_deleted_child_is_created_during_the_pause(
+async def test_deleted_child_is_created_again_during_the_pause_of_repairs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     bench = Bench(defaults=GUARDED)
@@ -75,7 +75,7 @@ async def test_deleted_child_is_created_during_the_pause(
     assert bench.cluster.children["NetworkPolicy"]
 
 
-def test_pause_ends_after_a_quiet_time() -> None:
+def test_pause_between_repairs_ends_after_a_quiet_time() -> None:
     now = NOW
     repairs = Repairs(lambda: now)
     for _ in range(PUBLISHED - 1):

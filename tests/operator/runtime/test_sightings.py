@@ -1,4 +1,4 @@
-"""Waits that count from what this process itself has seen first, at any other clocks."""
+"""Tests of waits that count from this process's first observation, whatever other clocks show."""
 
 from datetime import timedelta
 from typing import Any
@@ -16,7 +16,7 @@ STEPS = (-HOUR, timedelta(0), HOUR)
 
 
 class ClockBench(Bench):
-    """Bench whose operator has a monotonic clock beside its clock of the time of day."""
+    """Bench whose operator has a monotonic clock and a wall clock."""
 
     def __init__(self, **spec: Any) -> None:
         self.monotonic = 1000.0
@@ -64,7 +64,7 @@ class ClockBench(Bench):
 async def test_deleted_pod_is_replaced_a_fixed_time_after_its_first_sight(
     offset: timedelta, step: timedelta, reason: str, wait: float
 ) -> None:
-    """The clock of the API server differs, and that of the operator is set meanwhile."""
+    """The clock of the API server differs, and the operator's wall clock is set meanwhile."""
     bench = ClockBench()
     await bench.train()
     uid = bench.cluster.pod("digits-1")["metadata"]["uid"]
@@ -81,7 +81,7 @@ async def test_deleted_pod_is_replaced_a_fixed_time_after_its_first_sight(
     assert bench.status().attempt == 2
 
 
-async def test_new_process_and_new_pod_begin_to_wait_again() -> None:
+async def test_new_operator_process_and_new_pod_restart_the_wait() -> None:
     bench = ClockBench()
     await bench.train()
     bench.mark_deleted("digits-1", timedelta(0), "EvictionByEvictionAPI")

@@ -1,4 +1,4 @@
-"""Agents that never answer: what the requests to them cost."""
+"""Tests of the cost of requests to agents that never answer."""
 
 import asyncio
 from collections import defaultdict
@@ -30,8 +30,8 @@ class CountingCluster(FakeCluster):
         return AgentAnswer()
 
 
-def test_agents_that_never_answer_are_asked_less_often_the_more_there_are() -> None:
-    """The requests to thousands of them would take CPU time from all jobs."""
+def test_unreachable_agents_are_polled_less_often_the_more_there_are() -> None:
+    """The requests to thousands of silent agents would take CPU time from all jobs."""
 
     async def body() -> None:
         cluster = CountingCluster()

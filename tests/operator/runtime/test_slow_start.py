@@ -1,4 +1,4 @@
-"""Tests of requests of which few are sent at first."""
+"""Tests of the slow start of many requests."""
 
 import asyncio
 from functools import partial
@@ -9,7 +9,7 @@ from ddp_operator.runtime.slow_start import slow_start
 
 
 class Server:
-    """Server that answers when the test says so, and refuses what is over a quota."""
+    """Server that answers on the test's request, and refuses requests above a quota."""
 
     def __init__(self, quota: int = 1_000_000) -> None:
         self.open: list[tuple[int, asyncio.Future[None]]] = []
@@ -36,20 +36,20 @@ class Server:
 
 
 async def settle() -> None:
-    """Let all tasks go on until they wait."""
+    """Let all tasks run until they wait."""
     for _ in range(5):
         await asyncio.sleep(0)
 
 
 async def start(server: Server, count: int, most: int = 8) -> "asyncio.Task[int]":
-    """Start to send requests, and wait until the first are open."""
+    """Start to send requests, and wait until the first requests are open."""
     requests = [partial(server.request, number) for number in range(count)]
     task = asyncio.create_task(slow_start(requests, first=2, most=lambda: most))
     await settle()
     return task
 
 
-async def test_each_success_permits_one_more_request_up_to_the_limit() -> None:
+async def test_each_success_permits_one_more_open_request_up_to_the_limit() -> None:
     server = Server()
     task = await start(server, 40)
     counts = []
@@ -61,7 +61,7 @@ async def test_each_success_permits_one_more_request_up_to_the_limit() -> None:
     assert server.seen == list(range(40))
 
 
-async def test_the_limit_holds_from_the_first_request() -> None:
+async def test_limit_on_open_requests_holds_from_the_first_request() -> None:
     server = Server()
     task = await start(server, 5, most=1)
     while not task.done():
@@ -69,7 +69,7 @@ async def test_the_limit_holds_from_the_first_request() -> None:
     assert server.most_open == 1
 
 
-async def test_a_slow_answer_does_not_hold_the_other_requests() -> None:
+async def test_slow_answer_does_not_delay_the_other_requests() -> None:
     server = Server()
     task = await start(server, 40)
     while len(server.seen) < 40:
@@ -80,7 +80,7 @@ async def test_a_slow_answer_does_not_hold_the_other_requests() -> None:
 
 
 @pytest.mark.parametrize(("quota", "refused"), [(0, 2), (1, 3), (30, 8)])
-async def test_a_refusal_ends_it_after_few_requests(quota: int, refused: int) -> None:
+async def test_refused_request_ends_the_sending_after_a_few_more(quota: int, refused: int) -> None:
     server = Server(quota)
     task = await start(server, 1000)
     while not task.done():
@@ -100,11 +100,11 @@ async def test_cancellation_cancels_all_open_requests() -> None:
     assert all(answer.cancelled() for _, answer in server.open)
 
 
-async def test_nothing_to_send_ends_at_once() -> None:
+async def test_slow_start_of_an_empty_list_sends_nothing() -> None:
     assert await slow_start([], first=2, most=lambda: 8) == 0
 
 
-async def test_no_request_is_sent_after_the_end_of_the_turn() -> None:
+async def test_no_request_is_sent_once_sending_must_stop() -> None:
     server, ended = Server(), False
     requests = [partial(server.request, number) for number in range(10)]
     sending = slow_start(requests, first=2, most=lambda: 8, ends=lambda: ended)

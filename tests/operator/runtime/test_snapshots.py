@@ -1,4 +1,4 @@
-"""Snapshots of several namespaces, of which some refuse the operator."""
+"""Snapshots of several namespaces; the operator may not read some of them."""
 
 import logging
 

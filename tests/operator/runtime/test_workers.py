@@ -35,7 +35,7 @@ KEY = ("team-a", "digits")
 
 
 class ScriptedController(Controller):
-    """Controller with scripted results, which records the time of each reconcile."""
+    """Controller with scripted results that records the time of each reconcile."""
 
     def __init__(self, *script: float | BaseException | None) -> None:
         cluster = FakeCluster()
@@ -85,7 +85,7 @@ def reconcile_times(
 
 
 class CreatingController(Controller):
-    """Controller whose new jobs need a minute each, and whose other jobs need no time."""
+    """Controller that takes a minute for each new job, and no time for other jobs."""
 
     def __init__(self) -> None:
         cluster = FakeCluster()
@@ -100,7 +100,7 @@ class CreatingController(Controller):
 
 
 @pytest.mark.parametrize("number", [2, 5, 8])
-def test_urgent_job_waits_for_no_new_job(number: int) -> None:
+def test_urgent_job_does_not_wait_for_new_jobs(number: int) -> None:
     controller = CreatingController()
 
     async def body() -> None:
@@ -161,14 +161,14 @@ def test_backoff_is_reset_after_a_success() -> None:
     assert 0.5 <= found[-1] - found[-2] <= 1
 
 
-def test_retry_after_of_the_server_is_respected() -> None:
+def test_header_retry_after_of_the_api_server_is_respected() -> None:
     first, second = reconcile_times(
         ScriptedController(ClusterError("busy", status=429, retry_after=30), None)
     )
     assert second - first == 30
 
 
-def test_only_a_conflict_refreshes_the_job() -> None:
+def test_job_is_read_again_only_after_a_conflict() -> None:
     controller = ScriptedController(ClusterError("no"), ConflictError("stale"), None)
     reconcile_times(controller)
     assert controller.refreshed == [KEY]
@@ -213,8 +213,8 @@ async def test_resync_queues_jobs_that_lack_pods_first() -> None:
     assert (await queue.get())[1] == "b"
 
 
-def test_refused_key_does_not_delay_other_keys() -> None:
-    """A 429 with Retry-After holds back one key only."""
+def test_refused_job_does_not_delay_other_jobs() -> None:
+    """A 429 with Retry-After delays only one key."""
     seen: list[tuple[str, float]] = []
 
     class Throttled(ScriptedController):
@@ -235,7 +235,7 @@ def test_refused_key_does_not_delay_other_keys() -> None:
     assert seen == [("digits", 0), ("other", 1), ("digits", 30)]
 
 
-def test_worker_ends_when_the_process_does_not_lead() -> None:
+def test_worker_ends_when_the_process_is_not_the_leader() -> None:
     async def body() -> None:
         queue: WorkQueue[Key] = WorkQueue()
         queue.add(KEY)

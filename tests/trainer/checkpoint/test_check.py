@@ -1,4 +1,4 @@
-"""The check of one checkpoint by its own command, which imports no torch."""
+"""Tests of the command that checks one checkpoint, which imports no torch."""
 
 import subprocess
 import sys
@@ -10,7 +10,7 @@ from ddp_trainer.checkpoint.__main__ import main
 from tests.trainer.checkpoint.test_manager import saved
 
 
-def test_whole_checkpoint_passes_and_a_changed_one_is_named(
+def test_check_accepts_a_complete_checkpoint_and_names_a_changed_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     saved(tmp_path, 10)
@@ -26,7 +26,7 @@ def test_whole_checkpoint_passes_and_a_changed_one_is_named(
     assert main([]) == 2
 
 
-def test_check_imports_no_torch() -> None:
+def test_checkpoint_check_imports_no_torch() -> None:
     program = "import ddp_trainer.checkpoint.__main__, sys; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
     assert done.stdout == b"False\n"

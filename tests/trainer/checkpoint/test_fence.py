@@ -47,7 +47,7 @@ def present(directory: Path) -> list[str]:
     return [str(name) for name in names_in(directory)]
 
 
-def test_fenced_attempt_adds_and_deletes_no_checkpoint(tmp_path: Path) -> None:
+def test_attempt_with_a_newer_fence_adds_and_deletes_no_checkpoint(tmp_path: Path) -> None:
     old = Writer(tmp_path, 1)
     old.save(10)
     new = Writer(tmp_path, 2)
@@ -79,7 +79,9 @@ def test_older_attempt_cannot_open_the_directory_of_a_newer_one(tmp_path: Path) 
     assert Writer(tmp_path, 4).opened["attempt"] == 4
 
 
-def test_late_checkpoint_after_the_check_replaces_nothing_and_is_kept(tmp_path: Path) -> None:
+def test_late_checkpoint_of_an_old_attempt_replaces_no_checkpoint_and_is_kept(
+    tmp_path: Path,
+) -> None:
     old = Writer(tmp_path, 1)
     old.save(10)
     new = Writer(tmp_path, 2)
@@ -136,8 +138,8 @@ def test_damaged_fence_is_overwritten(tmp_path: Path, text: str) -> None:
         run.save(4)
 
 
-def test_of_two_gangs_of_one_attempt_only_the_later_one_writes(tmp_path: Path) -> None:
-    """Both have the same uid and number: the first saves before the second opens the directory."""
+def test_later_of_two_gangs_of_the_same_attempt_is_the_only_one_that_writes(tmp_path: Path) -> None:
+    """Both gangs have the same uid and number. The first saves before the second opens it."""
     first = Writer(tmp_path, 2)
     first.save(10)
     second = Writer(tmp_path, 2)
@@ -152,7 +154,7 @@ def test_of_two_gangs_of_one_attempt_only_the_later_one_writes(tmp_path: Path) -
     assert present(tmp_path) == ["step-00000015.attempt-2"]
 
 
-def test_claim_of_an_older_trainer_is_read(tmp_path: Path) -> None:
+def test_fence_of_an_older_trainer_is_read(tmp_path: Path) -> None:
     run = Writer(tmp_path, 2)
     (tmp_path / FENCE).write_text('{"job": "uid", "attempt": 2}')
     run.save(3)  # It cannot tell which process wrote it.
@@ -161,7 +163,7 @@ def test_claim_of_an_older_trainer_is_read(tmp_path: Path) -> None:
         run.save(4)
 
 
-def test_newer_attempt_overwrites_a_late_claim_of_an_older_one(tmp_path: Path) -> None:
+def test_newer_attempt_overwrites_a_late_fence_of_an_older_one(tmp_path: Path) -> None:
     new = Writer(tmp_path, 2)
     old = Fence(tmp_path, "uid", 1)
     old._write()  # Its check happened before attempt 2 opened the directory.
@@ -170,7 +172,7 @@ def test_newer_attempt_overwrites_a_late_claim_of_an_older_one(tmp_path: Path) -
         old.check()
 
 
-def test_volume_failure_is_not_reported_as_the_fence(tmp_path: Path) -> None:
+def test_volume_failure_is_not_reported_as_a_fenced_attempt(tmp_path: Path) -> None:
     run = Writer(tmp_path, 1)
     (tmp_path / FENCE).unlink()
     (tmp_path / FENCE).mkdir()
@@ -184,7 +186,7 @@ def _crash(*_: object, **__: object) -> None:
 
 
 @pytest.mark.parametrize(("module", "step"), [(os, "replace"), (writer, "sync")])
-def test_crash_during_the_claim_leaves_the_old_or_the_new_fence(
+def test_crash_while_the_fence_is_written_leaves_the_old_or_the_new_fence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: ModuleType, step: str
 ) -> None:
     Writer(tmp_path, 1).save(4)
@@ -197,7 +199,7 @@ def test_crash_during_the_claim_leaves_the_old_or_the_new_fence(
     assert Writer(tmp_path, 2).opened["resume"]["step"] == 4
 
 
-def test_job_that_opened_the_directory_last_owns_it(tmp_path: Path) -> None:
+def test_job_that_opened_the_directory_last_holds_the_fence(tmp_path: Path) -> None:
     first = Writer(tmp_path, 7, job="one")
     first.save(10)
     second = Writer(tmp_path, 1, job="two")
@@ -218,7 +220,7 @@ def test_attempts_without_a_number_get_the_next_free_one(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_fenced_run_prints_one_sentence_and_exits_with_1(
+def test_run_stopped_by_the_fence_prints_one_sentence_and_exits_with_1(
     launcher: Launcher, tmp_path: Path
 ) -> None:
     environ = {"DDP_CHECKPOINT_DIR": str(tmp_path / "ck"), "DDP_JOB_UID": "uid"}

@@ -21,7 +21,7 @@ def saved_weights(folder: Path) -> Path:
     return max(folder.glob("step-*"))
 
 
-def test_run_starts_with_the_given_weights(tmp_path: Path) -> None:
+def test_run_starts_with_the_weights_of_init_from(tmp_path: Path) -> None:
     checkpoint = saved_weights(tmp_path / "first")
     given = load_file(checkpoint / "model.safetensors")
     for source in (tmp_path / "first", checkpoint, checkpoint / "model.safetensors"):
@@ -31,7 +31,7 @@ def test_run_starts_with_the_given_weights(tmp_path: Path) -> None:
         assert not run.learner.optimizer.state_dict()["state"][0]["momentum_buffer"].any()
 
 
-def test_error_names_the_weights_that_do_not_fit(
+def test_error_of_init_from_names_the_weights_that_do_not_fit(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     given = load_file(saved_weights(tmp_path) / "model.safetensors")

@@ -27,7 +27,7 @@ def state(step: int) -> tuple[nn.Module, torch.optim.Optimizer]:
 
 
 def own_state(step: int) -> dict[str, Any]:
-    """Return the fields of `state.json` without which no run can resume."""
+    """Return the fields of `state.json` that a run needs to resume."""
     return {
         "step": step,
         "samples": 4 * step,
@@ -54,7 +54,7 @@ def chosen(directory: Path) -> tuple[int | None, list[str]]:
     return choice.name.step if choice.name else None, choice.skipped
 
 
-def test_newest_whole_checkpoint_is_chosen(tmp_path: Path) -> None:
+def test_newest_complete_checkpoint_is_loaded(tmp_path: Path) -> None:
     assert chosen(tmp_path) == (None, [])
     saved(tmp_path, 9, 100, 20)
     assert chosen(tmp_path) == (100, [])
@@ -153,7 +153,7 @@ def test_volume_failure_while_writing_tensors_is_an_os_error(tmp_path: Path) -> 
         write_tensors(tmp_path / "gone" / "model.safetensors", {"weight": torch.zeros(2)})
 
 
-def test_pending_directory_is_never_chosen_and_the_next_attempt_deletes_it(tmp_path: Path) -> None:
+def test_pending_checkpoint_is_never_loaded_and_the_next_attempt_deletes_it(tmp_path: Path) -> None:
     saved(tmp_path, 5)
     for name in ("step-00000006.attempt-1.tmp", "step-00000007.attempt-3.tmp"):
         (tmp_path / name).mkdir()
@@ -170,7 +170,7 @@ def test_pending_directory_is_never_chosen_and_the_next_attempt_deletes_it(tmp_p
     )
 
 
-def test_retention_keeps_the_newest_and_newer_broken_checkpoints(tmp_path: Path) -> None:
+def test_retention_keeps_the_newest_checkpoints_and_newer_damaged_ones(tmp_path: Path) -> None:
     saved(tmp_path, 1, 2, 3, 4)
     (tmp_path / "step-00000001.attempt-1").rename(tmp_path / "step-00000001.attempt-1.broken")
     (tmp_path / "step-00000004.attempt-1").rename(tmp_path / "step-00000004.attempt-1.broken")
@@ -181,7 +181,7 @@ def test_retention_keeps_the_newest_and_newer_broken_checkpoints(tmp_path: Path)
     assert left == {"step-00000003.attempt-1", "step-00000004.attempt-1.broken", "notes"}
 
 
-def test_unusable_directory_is_an_input_error(tmp_path: Path) -> None:
+def test_unusable_checkpoint_directory_is_an_input_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     manager = CheckpointManager(CheckpointConfig(directory=str(tmp_path / "file" / "run")))
     with pytest.raises(InputError, match="cannot use"):

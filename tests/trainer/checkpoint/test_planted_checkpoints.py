@@ -1,4 +1,4 @@
-"""Another pod on the claim, or a user, leaves something that looks like a newer checkpoint."""
+"""Another pod on the claim, or a user, leaves a folder that looks like a newer checkpoint."""
 
 import json
 import os
@@ -119,33 +119,33 @@ def change_state(**changes: object) -> Act:
         (rewrite("task.json", b"nothing"), "task.json is damaged"),
         (
             rewrite("state.json", b'{"step": 20}'),
-            "state.json is not what a trainer writes (samples: Field required)",
+            "state.json has an invalid value (samples: Field required)",
         ),
-        (change_state(data_size=[]), "state.json is not what a trainer writes (data_size: Input"),
-        (change_state(samples=-1), "state.json is not what a trainer writes (samples: Input"),
-        (change_state(seconds=None), "state.json is not what a trainer writes (seconds: Field"),
-        (change_state(world_size=None), "state.json is not what a trainer writes (world_size: F"),
-        (change_state(config={}), "state.json is not what a trainer writes (config.seed: Field"),
+        (change_state(data_size=[]), "state.json has an invalid value (data_size: Input"),
+        (change_state(samples=-1), "state.json has an invalid value (samples: Input"),
+        (change_state(seconds=None), "state.json has an invalid value (seconds: Field"),
+        (change_state(world_size=None), "state.json has an invalid value (world_size: F"),
+        (change_state(config={}), "state.json has an invalid value (config.seed: Field"),
         (
             change_state(scaler={"scale": 1.0}),
-            "state.json is not what a trainer writes (scaler: Value error, _growth_tracker is mis",
+            "state.json has an invalid value (scaler: Value error, _growth_tracker is mis",
         ),
-        (change_state(optimizer=5), "state.json is not what a trainer writes (optimizer: Input"),
-        (change_state(nonfinite={"updates": "x"}), "state.json is not what a trainer writes (non"),
-        (rewrite("optimizer.json", b"{}"), "optimizer.json is not what a trainer writes (state: F"),
+        (change_state(optimizer=5), "state.json has an invalid value (optimizer: Input"),
+        (change_state(nonfinite={"updates": "x"}), "state.json has an invalid value (non"),
+        (rewrite("optimizer.json", b"{}"), "optimizer.json has an invalid value (state: F"),
         (rewrite("model.safetensors", tensors_of(b"{}")), "model.safetensors holds no tensor"),
         (
             rewrite("task.json", b'{"moments": {"$tensor": "moments"}}'),
-            "task.json is not what a trainer writes (KeyError: 'moments')",
+            "task.json has an invalid value (KeyError: 'moments')",
         ),
-        (rewrite("task.json", b'{"$items": [5]}'), "task.json is not what a trainer writes (TypeE"),
+        (rewrite("task.json", b'{"$items": [5]}'), "task.json has an invalid value (TypeE"),
         (
             rewrite("task.json", b'{"a":' * 5000 + b"1" + b"}" * 5000),
             "task.json is ",  # The limit of the JSON decoder depends on the version of Python.
         ),
     ],
 )
-def test_planted_checkpoint_is_damaged_and_an_older_one_is_used(
+def test_planted_checkpoint_counts_as_damaged_and_an_older_one_is_used(
     tmp_path: Path, plant: Act, reason: str
 ) -> None:
     saved(tmp_path, 10, 20)
@@ -157,8 +157,8 @@ def test_planted_checkpoint_is_damaged_and_an_older_one_is_used(
     assert [str(name) for name in names_in(tmp_path)][-1].endswith(".broken")
 
 
-def test_tensors_of_another_model_are_no_damage(tmp_path: Path) -> None:
-    """The user has changed the model, and must learn so: an older checkpoint has no other names."""
+def test_tensors_of_another_model_do_not_count_as_damage(tmp_path: Path) -> None:
+    """The user has changed the model and must get an error. Older checkpoints do not fit either."""
     saved(tmp_path, 10, 20)
     header = json.dumps({"renamed": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}})
     rewrite("model.safetensors", tensors_of(header.encode()))(tmp_path)
@@ -166,13 +166,13 @@ def test_tensors_of_another_model_are_no_damage(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [f"step-{10**20}.attempt-1", f"step-00000020.attempt-{10**30}"])
-def test_number_that_no_reader_keeps_exactly_is_no_name(tmp_path: Path, name: str) -> None:
+def test_name_with_a_number_above_64_bits_is_no_checkpoint(tmp_path: Path, name: str) -> None:
     saved(tmp_path, 10)
     (tmp_path / name).mkdir()
     assert chosen(tmp_path) == (10, [])
 
 
 @pytest.mark.parametrize("name", ["step-000000000020.attempt-1", "step-٠٠٠٠٠٠٢٠.attempt-1"])
-def test_other_spellings_of_a_number_are_no_names(tmp_path: Path, name: str) -> None:
+def test_name_with_another_spelling_of_the_step_is_no_checkpoint(tmp_path: Path, name: str) -> None:
     (tmp_path / name).mkdir()
     assert chosen(tmp_path) == (None, [])

@@ -88,7 +88,7 @@ def attack(home: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, 
 
 
 @pytest.mark.parametrize("name", WRITES)
-def test_trainer_writes_through_no_link(
+def test_trainer_writes_through_no_symbolic_link(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     untouched = {"secret": b"not yours\n"}
@@ -97,7 +97,7 @@ def test_trainer_writes_through_no_link(
     assert attack(tmp_path / "off", name, monkeypatch) != untouched, "without the protection"
 
 
-def test_link_in_place_of_the_runs_directory_is_one_sentence(
+def test_symbolic_link_in_place_of_the_runs_directory_is_refused_in_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(files, "CHECKPOINT_MOUNT", str(tmp_path / "claim"))
@@ -118,7 +118,7 @@ def attempt_of(directory: Path) -> int | None:
     return held["attempt"] if held else None
 
 
-def test_directory_outside_a_claim_may_be_a_link(tmp_path: Path) -> None:
+def test_directory_outside_a_claim_may_be_a_symbolic_link(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "latest").symlink_to(tmp_path / "real")
     open_run(tmp_path / "latest")
@@ -126,7 +126,7 @@ def test_directory_outside_a_claim_may_be_a_link(tmp_path: Path) -> None:
 
 
 def swap_while_saving(home: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
-    """Replace the pending folder by a link after its first file, and return the victim's files."""
+    """Replace the pending folder by a link after its first file. Return the victim's files."""
     run, victim = home / "run", home / "victim"
     for folder in (run, victim):
         folder.mkdir(parents=True)
@@ -177,11 +177,11 @@ READS: dict[str, Act] = {
     f"step-00000020.attempt-1/{MANIFEST}": chosen,
     "step-00000020.attempt-1/empty": chosen,
 }
-"""A file in the run's directory, and its reader."""
+"""Files in the run's directory, each with its reader."""
 
 
 def reads_a_pipe(run: Path, name: str) -> bool:
-    """Put a pipe in the place of a file, and return whether its reader waits."""
+    """Put a pipe in the place of a file, and return whether the reader of the file blocks."""
     run.mkdir()
     saved(run, 10, 20)
     manifest = run / "step-00000020.attempt-1" / MANIFEST
@@ -199,7 +199,7 @@ def reads_a_pipe(run: Path, name: str) -> bool:
 
 
 @pytest.mark.parametrize("name", READS)
-def test_trainer_waits_for_no_pipe(
+def test_trainer_does_not_wait_on_a_planted_pipe(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert not reads_a_pipe(tmp_path / "on", name)
@@ -223,7 +223,7 @@ def test_refused_profile_request_is_deleted_with_a_warning(tmp_path: Path) -> No
     assert "must be a regular file, not a link, pipe or device" in warnings[0]
 
 
-def test_link_in_place_of_a_pending_checkpoint_is_removed_and_not_its_target(
+def test_link_in_place_of_a_pending_checkpoint_is_removed_but_its_target_stays(
     tmp_path: Path,
 ) -> None:
     run, victim = tmp_path / "run", tmp_path / "victim"
@@ -239,7 +239,7 @@ def test_link_in_place_of_a_pending_checkpoint_is_removed_and_not_its_target(
     assert names_in(run) == [CheckpointName(30, 2)]
 
 
-def test_retention_removes_a_link_and_not_its_target(tmp_path: Path) -> None:
+def test_retention_removes_a_symbolic_link_but_not_its_target(tmp_path: Path) -> None:
     run, victim = tmp_path / "run", tmp_path / "victim"
     for folder in (run, victim):
         folder.mkdir()
@@ -253,13 +253,13 @@ def test_retention_removes_a_link_and_not_its_target(tmp_path: Path) -> None:
     assert names_in(run) == [CheckpointName(30, 2)]
 
 
-def test_link_to_nothing_blocks_one_name_and_says_so(tmp_path: Path) -> None:
+def test_dangling_link_blocks_one_checkpoint_name_and_is_reported(tmp_path: Path) -> None:
     (tmp_path / "step-00000005.attempt-1").symlink_to(tmp_path / "nothing")
     with pytest.raises(FileExistsError, match=r"step-00000005\.attempt-1 exists already"):
         saved(tmp_path, 5)
 
 
-def test_start_over_passes_by_a_link_to_nothing(tmp_path: Path) -> None:
+def test_start_over_skips_a_dangling_link(tmp_path: Path) -> None:
     saved(tmp_path, 10)
     (tmp_path / "step-00000010.attempt-1" / MANIFEST).unlink()
     (tmp_path / "set-aside-1").symlink_to(tmp_path / "nothing")
@@ -280,7 +280,7 @@ def test_failed_save_names_the_path_of_the_checkpoint(
     assert caught.value.filename == f"{tmp_path}/step-00000006.attempt-1.tmp/optimizer.json"
 
 
-def test_torch_writes_no_flight_record_through_a_link(
+def test_torch_writes_no_flight_record_through_a_symbolic_link(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / flight_recorder.FOLDER
@@ -290,7 +290,7 @@ def test_torch_writes_no_flight_record_through_a_link(
     assert "torch writes no flight record: " in capfd.readouterr().err
 
 
-def test_agent_and_trainer_never_leave_the_claim_by_two_dots(
+def test_agent_and_trainer_refuse_paths_with_two_dots_that_leave_the_claim(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(files, "CHECKPOINT_MOUNT", str(tmp_path / "claim"))

@@ -1,4 +1,4 @@
-"""Tests of reading a checkpoint in parts: each rank holds little of it at once."""
+"""Tests of reading a checkpoint in parts, so that each rank holds little of it at once."""
 
 import json
 from functools import partial
@@ -22,7 +22,7 @@ MARGIN = 20 << 20
 """Bytes for memory that the allocator keeps, and for messages."""
 
 
-def test_tensors_are_read_in_parts_of_a_limited_size(
+def test_checkpoint_tensors_are_read_in_parts_of_a_limited_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stream, "CHUNK", 100)
@@ -56,7 +56,9 @@ def test_tensors_are_read_in_parts_of_a_limited_size(
 
 
 @pytest.mark.slow
-def test_ranks_of_fsdp2_never_hold_the_checkpoint(launcher: Launcher, tmp_path: Path) -> None:
+def test_no_fsdp2_rank_holds_a_whole_checkpoint_in_memory(
+    launcher: Launcher, tmp_path: Path
+) -> None:
     config = {
         "global_batch": 2,
         "max_steps": 1,

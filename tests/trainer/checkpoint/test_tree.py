@@ -54,7 +54,7 @@ def equal(one: Any, other: Any) -> bool:
     return type(one) is type(other) and bool(one == other)
 
 
-def test_state_returns_exactly_from_a_checkpoint(tmp_path: Path) -> None:
+def test_state_of_a_task_is_restored_exactly(tmp_path: Path) -> None:
     tensors, document = encode(STATE, "task")
     taken = Snapshot({}, {}, {}, task=tensors, task_rest=document)
     path = writer.commit(tmp_path, CheckpointName(1, 1), whole(1, taken), lambda: None)
@@ -63,7 +63,7 @@ def test_state_returns_exactly_from_a_checkpoint(tmp_path: Path) -> None:
     assert equal(decode(dict(got.task.items()), got.task_rest), STATE)
 
 
-def test_document_refers_to_tensors_by_name() -> None:
+def test_saved_document_refers_to_tensors_by_name() -> None:
     tensors, document = encode({"teacher": OrderedDict(w=torch.ones(1)), "step": 2}, "task")
     assert list(tensors) == ["teacher/w"]
     assert json.dumps(document) == '{"teacher": {"w": {"$tensor": "teacher/w"}}, "step": 2}'
@@ -79,7 +79,7 @@ def test_document_refers_to_tensors_by_name() -> None:
         (torch.zeros(2).to_sparse(), "torch.sparse_coo of torch.float32"),
     ],
 )
-def test_value_of_another_type_is_refused_with_its_place(value: Any, given: str) -> None:
+def test_state_value_of_another_type_is_refused_with_its_path(value: Any, given: str) -> None:
     with pytest.raises(InputError) as error:
         encode({"teacher": [1, value]}, "task")
     assert str(error.value) == (
@@ -88,6 +88,6 @@ def test_value_of_another_type_is_refused_with_its_place(value: Any, given: str)
     )
 
 
-def test_key_of_another_type_is_refused() -> None:
+def test_state_key_of_another_type_is_refused() -> None:
     with pytest.raises(InputError, match=r"must be a tensor or a JSON value, not a key of type tu"):
         encode({(1, 2): 3}, "task")

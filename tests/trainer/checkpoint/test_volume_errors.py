@@ -1,4 +1,4 @@
-"""Tests of a start on a volume that fails, and of checkpoints that none can read."""
+"""Tests of starts on a volume that fails, and of unreadable checkpoints."""
 
 import errno
 import json
@@ -85,7 +85,7 @@ READS = ["crc32_of", "read_json", "names_in"]
 
 @pytest.mark.parametrize("function", READS)
 @pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE, errno.ETIMEDOUT])
-def test_burst_of_read_errors_sets_no_checkpoint_aside(
+def test_burst_of_read_errors_renames_no_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: str, code: int
 ) -> None:
     saved(tmp_path, 10, 20)
@@ -101,7 +101,7 @@ def test_burst_of_read_errors_sets_no_checkpoint_aside(
     assert listing(tmp_path) == ["step-00000010.attempt-1", "step-00000020.attempt-1"]
 
 
-def test_lasting_read_error_is_the_volumes_and_changes_nothing(
+def test_lasting_read_error_is_a_volume_error_and_changes_no_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     saved(tmp_path, 10, 20)
@@ -120,7 +120,7 @@ def test_lasting_read_error_is_the_volumes_and_changes_nothing(
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.ESTALE, errno.EDQUOT])
-def test_volume_that_cannot_be_written_at_the_start_is_infrastructure(
+def test_volume_that_cannot_be_written_at_the_start_is_an_infrastructure_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     monkeypatch.setattr(writer, "replace_file", Fault(replace_file, code, ALWAYS))
@@ -131,7 +131,7 @@ def test_volume_that_cannot_be_written_at_the_start_is_infrastructure(
 
 
 @pytest.mark.parametrize("code", [errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR])
-def test_volume_that_the_user_must_correct_is_bad_input_and_not_retried(
+def test_volume_error_that_the_user_must_correct_is_bad_input_without_a_retry(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     monkeypatch.setattr(writer, "replace_file", Fault(replace_file, code, ALWAYS))
@@ -142,7 +142,7 @@ def test_volume_that_the_user_must_correct_is_bad_input_and_not_retried(
 
 
 @pytest.mark.parametrize("times", [2, ALWAYS])
-def test_read_error_after_the_check_is_the_volumes(
+def test_read_error_after_the_check_is_a_volume_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int
 ) -> None:
     saved(tmp_path, 3)
@@ -158,7 +158,7 @@ def test_read_error_after_the_check_is_the_volumes(
 
 
 @pytest.mark.parametrize("times", [2, ALWAYS])
-def test_read_error_of_a_tensor_is_the_volumes(
+def test_read_error_of_a_tensor_is_a_volume_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int
 ) -> None:
     saved(tmp_path, 3)
@@ -175,7 +175,7 @@ def test_read_error_of_a_tensor_is_the_volumes(
             list(tensors.items())
 
 
-def test_read_error_of_initial_weights_is_the_volumes(
+def test_read_error_of_initial_weights_is_a_volume_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     saved(tmp_path, 3)
@@ -186,13 +186,13 @@ def test_read_error_of_initial_weights_is_the_volumes(
     assert sleep.seconds == list(volume.RETRY_WAITS)
 
 
-def test_error_inside_safetensors_keeps_the_number_of_the_system_error() -> None:
+def test_error_inside_safetensors_keeps_its_errno() -> None:
     full = volume.os_error(ValueError("Error while serializing: No space left (os error 28)"))
     assert full.errno == errno.ENOSPC
     assert volume.os_error(ValueError("invalid header")).errno is None
 
 
-def test_error_that_the_user_must_correct_has_another_class() -> None:
+def test_volume_error_that_the_user_must_correct_is_an_input_error() -> None:
     full, read_only = (OSError(code, "") for code in (errno.ENOSPC, errno.EROFS))
     assert type(volume.volume_error("x", full, ReportedError)) is VolumeError
     assert type(volume.volume_error("x", read_only, ReportedError)) is ReportedError
@@ -284,7 +284,7 @@ def test_run_stops_if_no_checkpoint_is_usable(tmp_path: Path) -> None:
         assert listing(tmp_path) == ["step-00000010.attempt-1", "step-00000020.attempt-1"]
 
 
-def test_checkpoints_that_were_renamed_earlier_still_stop_the_run(tmp_path: Path) -> None:
+def test_damaged_checkpoints_that_were_renamed_earlier_still_stop_the_run(tmp_path: Path) -> None:
     saved(tmp_path, 20)
     (tmp_path / "step-00000020.attempt-1").rename(tmp_path / "step-00000020.attempt-1.broken")
     checkpoints, _ = new_manager(tmp_path)
@@ -300,7 +300,7 @@ def test_directory_with_only_unfinished_checkpoints_starts_from_the_beginning(
     assert checkpoints.open(2, {})["resume"] is None
 
 
-def test_start_over_keeps_the_old_checkpoints_from_retention(tmp_path: Path) -> None:
+def test_start_over_protects_the_old_checkpoints_from_retention(tmp_path: Path) -> None:
     saved(tmp_path, 10, 20)
     damage(tmp_path, 20)
     (tmp_path / "step-00000010.attempt-1").rename(tmp_path / "step-00000010.attempt-1.broken")

@@ -175,7 +175,7 @@ def test_accumulation_follows_from_the_micro_batch(
     assert (found.per_rank, found.micro_batch, found.accumulation) == split
 
 
-def test_override_values_are_json_or_text() -> None:
+def test_override_values_are_parsed_as_json_or_else_text() -> None:
     arguments = [
         "--epochs=3",
         "--optimizer.name=sgd",
@@ -194,7 +194,7 @@ def test_override_values_are_json_or_text() -> None:
             read_overrides([wrong])
 
 
-def test_document_is_json_text_or_a_file(tmp_path: Path) -> None:
+def test_config_is_read_from_json_text_or_a_file(tmp_path: Path) -> None:
     path = tmp_path / "c.json"
     path.write_text('{"epochs": 2}')
     assert read_document(str(path)) == read_document(' {"epochs": 2}') == {"epochs": 2}
@@ -204,7 +204,7 @@ def test_document_is_json_text_or_a_file(tmp_path: Path) -> None:
             read_document(wrong)
 
 
-def test_document_overrides_the_environment() -> None:
+def test_config_argument_overrides_the_environment() -> None:
     environment = environment_document(
         {
             "DDP_CHECKPOINT_DIR": "7",
@@ -222,19 +222,19 @@ def test_document_overrides_the_environment() -> None:
         resolve(environment_document({"DDP_CHECKPOINT_EVERY_SECONDS": "x"}))
 
 
-def test_resolved_configuration_resolves_to_itself() -> None:
+def test_resolved_configuration_is_unchanged_when_resolved_again() -> None:
     config = resolve({"epochs": 3, "optimizer": {"lr": 0.1}})
     document = json.loads(json.dumps(config.model_dump(mode="json")))
     assert resolve(document) == config
 
 
-def test_every_setting_has_a_description() -> None:
+def test_every_setting_of_the_loop_has_a_description() -> None:
     lines = describe().splitlines()
     assert len(lines) > 40
     assert all(line.strip().endswith(".") for line in lines[1::2])
 
 
-def test_settings_do_not_import_torch() -> None:
+def test_settings_module_does_not_import_torch() -> None:
     modules = "sys, ddp_trainer.config.settings, ddp_trainer.commands.main"
     code = f"import {modules}; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

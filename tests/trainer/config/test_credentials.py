@@ -38,11 +38,11 @@ def test_setting_that_looks_like_a_credential_is_named(
         {"hf_token": None, "password": "", "secret": "two words and more"},
     ],
 )
-def test_other_settings_cause_no_warning(settings: dict[str, Any]) -> None:
+def test_setting_that_is_no_credential_causes_no_warning(settings: dict[str, Any]) -> None:
     assert credentials_warning(settings) is None
 
 
-def test_masked_secret_causes_no_warning() -> None:
+def test_masked_credential_causes_no_warning() -> None:
     class Settings(BaseModel):
         hf_token: SecretStr = SecretStr(TOKEN)
 

@@ -1,4 +1,4 @@
-"""The number of worker processes follows from the time that a batch takes."""
+"""Tests that the number of worker processes depends on the time to prepare a batch."""
 
 from collections.abc import Callable
 from functools import partial
@@ -31,7 +31,7 @@ class Unpicklable(Points):
 
 
 def chosen(data: Any, *milliseconds: float, spare: int = 6) -> WorkerChoice:
-    """Choose for data whose first batch takes these times."""
+    """Choose the number of workers for data whose first batches take these times."""
     now, times = [0.0], iter(milliseconds)
 
     def prepare() -> None:
@@ -59,7 +59,7 @@ def test_workers_are_started_only_where_they_help(
     assert choice.sentence().startswith(f"data.workers auto: {workers} worker processes per rank, ")
 
 
-def test_batch_that_cannot_be_prepared_is_left_to_the_first_update() -> None:
+def test_failure_of_the_measured_batch_is_left_to_the_first_update() -> None:
     def fail() -> None:
         raise FileNotFoundError("no such image")
 
@@ -75,7 +75,9 @@ def test_all_objects_for_the_workers_must_be_picklable() -> None:
     assert choice.reason.startswith("the data cannot be pickled: ")
 
 
-def test_large_data_in_memory_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_workers_are_started_that_would_copy_large_data_in_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(auto_workers, "LARGEST_COPY", 1 << 20)
     data = Points(8, 1, ProbeConfig())
     assert chosen(data, 9.0, 9.0).workers == 6

@@ -30,7 +30,7 @@ def test_metrics_do_not_depend_on_the_number_of_ranks(launcher: Launcher, sample
     assert (found[0]["accuracy"] * samples) % 1 == pytest.approx(0, abs=1e-4)
 
 
-def test_metrics_with_other_names_on_one_rank_are_an_error(launcher: Launcher) -> None:
+def test_metrics_with_different_names_on_one_rank_raise_an_error(launcher: Launcher) -> None:
     arguments = ["--max_steps=1", "--global_batch=6", "--task.eval_samples=2"]
     gang = launcher.train("--task=sample_tasks:build_odd_metrics", *arguments, world=3)
     # Rank 2 has no samples of its own, only a placeholder.
@@ -62,7 +62,7 @@ def test_evaluation_event_has_the_difference_to_the_training_loss(launcher: Laun
     assert last["loss_gap"] == pytest.approx(last["metrics"]["loss"] - newest, abs=1e-4)
 
 
-def test_batch_norm_evaluates_with_statistics_of_all_ranks(launcher: Launcher) -> None:
+def test_batch_norm_evaluates_with_running_statistics_of_all_ranks(launcher: Launcher) -> None:
     arguments = ["--task=sample_tasks:build", "--task.batch_norm=true", "--max_steps=6"]
     gang = launcher.train(*arguments, "--global_batch=8", world=2)
     assert gang.wait() == [0, 0]
@@ -70,7 +70,9 @@ def test_batch_norm_evaluates_with_statistics_of_all_ranks(launcher: Launcher) -
 
 
 @pytest.mark.slow
-def test_worker_processes_do_not_change_the_weights(launcher: Launcher, tmp_path: Path) -> None:
+def test_number_of_worker_processes_does_not_change_the_weights(
+    launcher: Launcher, tmp_path: Path
+) -> None:
     arguments = ["--task=sample_tasks:build", "--max_steps=6", "--task.noise=0.1"]
     gangs = [
         launcher.train(
@@ -87,7 +89,7 @@ def test_worker_processes_do_not_change_the_weights(launcher: Launcher, tmp_path
     assert files[0] == files[1]
 
 
-def test_metrics_without_names_are_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_empty_metrics_raise_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     run = opened("sample_tasks:build_odd_metrics", global_batch=10)
     monkeypatch.setattr(run.task, "metrics", lambda *_: {})
     evaluate_run(run)

@@ -35,7 +35,7 @@ from tests.trainer.sample_tasks import OwnTask, ProbeConfig
         (4, 2, 8, 1, 8),
     ],
 )
-def test_cpus_are_divided_among_threads_and_workers(
+def test_cpus_are_divided_among_compute_threads_and_loader_workers(
     cpus: int, ranks: int, requested: int | None, threads: int, workers: int
 ) -> None:
     budget = divide_cpus(cpus, ranks, requested)
@@ -57,7 +57,7 @@ def torch_loader(loader: object) -> DataLoader[Any]:
     return loader.loader
 
 
-def test_worker_processes_do_not_get_the_model() -> None:
+def test_loader_workers_do_not_get_a_copy_of_the_model() -> None:
     task, loaders = loaders_of(ProbeConfig(samples=4))
     loader = loaders.training(GlobalSampler(4, 2, seed=0), RankSlice(0, 1, 2), 0, 2)
     sent = pickle.dumps(torch_loader(loader).dataset)
@@ -122,7 +122,7 @@ class Pair:
 
 
 class Encoding(UserDict[str, torch.Tensor]):
-    """Like BatchEncoding of transformers: a UserDict that moves itself."""
+    """A UserDict with a method `to`, like BatchEncoding of transformers."""
 
     moves = 0
 
@@ -137,7 +137,7 @@ def moved(batch: Any) -> Any:
     return to_device(micro_batch, torch.device("meta")).batch
 
 
-def test_objects_move_to_the_device_by_their_own_function() -> None:
+def test_batch_objects_move_to_the_device_by_their_method_to() -> None:
     encoding = moved(Encoding(ids=torch.zeros(2)))
     assert type(encoding) is Encoding
     assert (encoding.moves, encoding["ids"].device.type) == (1, "meta")
@@ -145,7 +145,7 @@ def test_objects_move_to_the_device_by_their_own_function() -> None:
     assert moved([packed])[0].data.device.type == "meta"
 
 
-def test_dataclasses_and_user_dicts_move_field_by_field() -> None:
+def test_dataclasses_and_user_dicts_in_a_batch_move_field_by_field() -> None:
     batch = UserDict(pair=Pair(torch.zeros(2), ["a"]), more=[torch.zeros(1)])
     result = moved(batch)
     assert type(result) is UserDict

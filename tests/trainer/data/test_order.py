@@ -24,7 +24,7 @@ LARGE = MOST_LISTED + 12_345
 
 @given(size=st.integers(1, 5000), seed=st.integers(0, 2**63 - 1))
 @settings(max_examples=60)
-def test_computed_order_has_every_sample_once(size: int, seed: int) -> None:
+def test_computed_order_contains_every_sample_once(size: int, seed: int) -> None:
     assert sorted(ComputedOrder(size, seed)[:]) == list(range(size))
 
 
@@ -56,7 +56,7 @@ def test_computed_order_looks_random() -> None:
     assert (found == following).sum() < 10
 
 
-def test_an_epoch_of_a_thousand_million_samples_needs_no_array() -> None:
+def test_order_of_a_thousand_million_samples_needs_no_array() -> None:
     sampler = GlobalSampler(10**9, 4096, seed=1)
     tracemalloc.start()
     batch = sampler.order(3)[10**8 : 10**8 + 4096]
@@ -68,14 +68,14 @@ def test_an_epoch_of_a_thousand_million_samples_needs_no_array() -> None:
 
 
 @pytest.mark.parametrize("size", [20, LARGE])
-def test_order_of_an_older_release_can_be_listed(size: int) -> None:
+def test_sample_order_of_an_older_release_can_be_computed(size: int) -> None:
     generator = torch.Generator().manual_seed(derive_seed(1, "order", 2))
     expected = torch.randperm(size, generator=generator).tolist()
     assert GlobalSampler(size, 4, seed=1, order_version=1).order(2)[:] == expected
     assert (GlobalSampler(size, 4, seed=1).order(2)[:] == expected) == (size == 20)
 
 
-def test_run_keeps_the_order_with_which_it_began(
+def test_run_keeps_the_sample_order_with_which_it_began(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(order, "MOST_LISTED", 10)

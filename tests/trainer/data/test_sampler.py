@@ -48,7 +48,7 @@ def count_indices(ranks: list[list[list[Portion[int]]]]) -> Counter[int]:
 
 @given(size=SIZES, batch=st.integers(1, 20), world=WORLDS, micro_batch=st.integers(1, 5))
 @settings(max_examples=60)
-def test_epoch_has_every_sample_once_and_equally_many_updates_on_every_rank(
+def test_epoch_has_every_sample_once_and_as_many_updates_on_every_rank(
     size: int, batch: int, world: int, micro_batch: int
 ) -> None:
     sampler = GlobalSampler(size, batch, seed=3)
@@ -119,14 +119,16 @@ def test_dropped_samples_count_as_consumed_when_a_run_resumes_anywhere(
     assert following[0].items == start[: after.global_batch]
 
 
-def test_dropping_every_batch_is_an_error() -> None:
+def test_drop_last_that_drops_every_batch_is_an_error() -> None:
     with pytest.raises(InputError, match="global_batch is 9 and train_data holds 8 samples"):
         GlobalSampler(8, 9, seed=0, drop_last=True)
 
 
 @given(samples=st.integers(1, 60), world=WORLDS, micro_batch=st.integers(1, 9))
 @settings(max_examples=60)
-def test_shortest_pass_is_that_of_the_portions(samples: int, world: int, micro_batch: int) -> None:
+def test_shortest_pass_equals_the_smallest_portion_of_a_batch(
+    samples: int, world: int, micro_batch: int
+) -> None:
     portions = [
         portion
         for rank in range(world)
@@ -140,7 +142,7 @@ def test_shortest_pass_is_that_of_the_portions(samples: int, world: int, micro_b
     assert shortest_pass(samples, world, micro_batch, together=True) == min(together)
 
 
-def test_order_depends_only_on_seed_and_epoch() -> None:
+def test_sample_order_depends_only_on_seed_and_epoch() -> None:
     sampler = GlobalSampler(20, 4, seed=1)
     assert sampler.order(0)[:] == GlobalSampler(20, 7, seed=1).order(0)[:]
     assert sampler.order(0)[:] != sampler.order(1)[:]
@@ -148,7 +150,7 @@ def test_order_depends_only_on_seed_and_epoch() -> None:
     assert list(GlobalSampler(5, 4, seed=2, shuffle=False).order(3)[:]) == [0, 1, 2, 3, 4]
 
 
-def test_each_portion_has_its_own_seed() -> None:
+def test_each_portion_of_a_batch_has_its_own_seed() -> None:
     sampler = GlobalSampler(20, 4, seed=1)
     ranks = portions_of(sampler, 0, 10, 2, 1)
     seeds = [p.seed for updates in ranks for update in updates for p in update]
@@ -157,7 +159,7 @@ def test_each_portion_has_its_own_seed() -> None:
 
 @given(size=SIZES, world=WORLDS, micro_batch=st.integers(1, 9))
 @settings(max_examples=40)
-def test_evaluation_has_every_sample_once_and_a_portion_on_every_rank(
+def test_evaluation_uses_every_sample_once_and_gives_every_rank_a_portion(
     size: int, world: int, micro_batch: int
 ) -> None:
     ranks = [

@@ -79,7 +79,7 @@ class DividedStream(NumberStream):
         return islice(super().__iter__(), info.id, None, info.num_workers)
 
 
-def test_workers_read_all_of_a_stream_that_divides_itself_among_them() -> None:
+def test_workers_read_every_sample_of_a_stream_that_divides_itself() -> None:
     def portions() -> Iterator[Any]:
         return StreamSampler(6, seed=1).portions(DividedStream(20), 0, 5, RankSlice(0, 1, 2))
 

@@ -27,14 +27,14 @@ class Torn(Points):
 
 
 class TornBatches(Torn):
-    """The same, read a batch at a time."""
+    """A data set with one unreadable file, read a batch at a time."""
 
     def __getitems__(self, indices: list[int]) -> list[tuple[torch.Tensor, ...]]:
         return [self[index] for index in indices]
 
 
 class TornStream(torch.utils.data.IterableDataset[tuple[torch.Tensor, ...]]):
-    """The same without an index."""
+    """A stream with one unreadable file."""
 
     def __iter__(self) -> Iterator[tuple[torch.Tensor, ...]]:
         points = Torn(9, 1, ProbeConfig())
@@ -49,7 +49,7 @@ class TornStream(torch.utils.data.IterableDataset[tuple[torch.Tensor, ...]]):
         (TornBatches, "samples 4, 5"),
     ],
 )
-def test_error_names_the_sample_in_this_process_and_in_a_worker(
+def test_read_error_names_the_sample_in_this_process_and_in_a_worker(
     data: type[Torn], what: str, workers: int
 ) -> None:
     task, loaders = loaders_of(ProbeConfig(samples=6))
@@ -66,7 +66,7 @@ def test_error_names_the_sample_in_this_process_and_in_a_worker(
     assert "more text" in notes
 
 
-def test_error_of_evaluation_data_says_so() -> None:
+def test_read_error_of_evaluation_data_names_eval_data() -> None:
     task, loaders = loaders_of(ProbeConfig())
     task.eval_data = Torn(6, 1, ProbeConfig())
     loaders = replace(loaders, budget=CpuBudget(1, 0))
@@ -76,7 +76,7 @@ def test_error_of_evaluation_data_says_so() -> None:
         list(loader)
 
 
-def test_error_of_a_stream_is_raised_after_the_batches_before_it() -> None:
+def test_read_error_of_a_stream_is_raised_after_the_batches_before_it() -> None:
     task, loaders = loaders_of(ProbeConfig())
     task.train_data = TornStream()
     loaders = replace(loaders, budget=CpuBudget(1, 0))
@@ -86,7 +86,7 @@ def test_error_of_a_stream_is_raised_after_the_batches_before_it() -> None:
         next(arriving)
 
 
-def test_run_names_rank_update_and_sample() -> None:
+def test_read_error_in_a_run_names_rank_and_update_and_sample() -> None:
     data = {"shuffle": False, "workers": 0}
     run = opened("sample_tasks:build_bad_sample", global_batch=2, max_steps=12, data=data)
     with pytest.raises(UnreadableError) as raised:

@@ -82,7 +82,7 @@ def test_killed_run_ends_with_the_bits_of_an_uninterrupted_one(
         ("all", {"buffers": "per_rank"}, 1, []),
     ],
 )
-def test_policy_costs_one_collective_and_makes_ranks_equal(
+def test_buffer_policy_costs_one_collective_and_makes_buffers_equal(
     launcher: Launcher,
     kind: str,
     parallel: dict[str, Any],
@@ -103,7 +103,7 @@ def test_policy_costs_one_collective_and_makes_ranks_equal(
         assert note.endswith(f"(parallel.buffers is {parallel['buffers']})")
 
 
-def test_buffers_of_each_rank_are_dropped_at_another_world_size(
+def test_per_rank_buffers_are_dropped_at_another_world_size(
     launcher: Launcher, tmp_path: Path
 ) -> None:
     folder = {"DDP_CHECKPOINT_DIR": str(tmp_path / "a")}
@@ -124,7 +124,7 @@ def test_buffers_of_each_rank_are_dropped_at_another_world_size(
 
 
 @pytest.mark.slow
-def test_buffers_of_one_rank_are_those_of_all_ranks_that_follow(
+def test_buffers_saved_by_one_rank_are_given_to_all_ranks(
     launcher: Launcher, tmp_path: Path
 ) -> None:
     folder = {"DDP_CHECKPOINT_DIR": str(tmp_path / "a")}
@@ -137,11 +137,11 @@ def test_buffers_of_one_rank_are_those_of_all_ranks_that_follow(
     (warning,) = [event["message"] for event in other.events("warning")]
     assert warning == (
         "the checkpoint has the buffers of one rank, but now there are 2 ranks (parallel.buffers is"
-        " per_rank): all ranks start with the same ones"
+        " per_rank): all ranks start with these buffers"
     )
 
 
-def test_buffer_that_changes_later_is_found_at_a_checkpoint(
+def test_buffer_that_begins_to_change_later_is_detected_at_a_checkpoint(
     launcher: Launcher, tmp_path: Path
 ) -> None:
     settings = config({}, kind="late")
@@ -156,7 +156,7 @@ def test_buffer_that_changes_later_is_found_at_a_checkpoint(
     assert state["live_buffers"] == ["first.late.mean", "first.late.passes", "first.late.seen"]
 
 
-def test_buffer_that_grows_is_refused(launcher: Launcher) -> None:
+def test_buffer_that_changes_its_shape_is_refused(launcher: Launcher) -> None:
     gang = launcher.train(TASK, config({}, grows=True), world=2)
     assert gang.wait() == [2, 2]
     assert gang.err(0).startswith('task: the loss changes the shape of buffer "still" from (4,) to')

@@ -16,7 +16,7 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
 @pytest.fixture
 def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return an empty folder, the only one where programs are, beside Python's headers."""
+    """Return an empty folder as the only folder in PATH. Python's headers exist."""
     (tmp_path / "include").mkdir()
     (tmp_path / "include" / "Python.h").touch()
     monkeypatch.setattr(sysconfig, "get_path", lambda _: str(tmp_path / "include"))
@@ -39,7 +39,7 @@ def add(program: Path) -> None:
     ids=["cpu", "cuda"],
 )
 @pytest.mark.usefixtures("programs")
-def test_missing_compiler_is_one_sentence(device: torch.device, sentence: str) -> None:
+def test_missing_compiler_is_reported_in_one_sentence(device: torch.device, sentence: str) -> None:
     with pytest.raises(InputError, match=re.escape(sentence)) as raised:
         check_compiler(device)
     assert "trainer-compiler" in str(raised.value)
@@ -47,7 +47,7 @@ def test_missing_compiler_is_one_sentence(device: torch.device, sentence: str) -
 
 
 @pytest.mark.parametrize(("device", "name"), [(CPU, "g++"), (GPU, "gcc"), (GPU, "clang")])
-def test_compiler_that_is_installed_is_enough(
+def test_one_installed_compiler_passes_the_check(
     programs: Path, device: torch.device, name: str
 ) -> None:
     with pytest.raises(InputError, match=name):
@@ -56,7 +56,7 @@ def test_compiler_that_is_installed_is_enough(
     check_compiler(device)
 
 
-def test_compiler_of_the_environment_must_exist(
+def test_compiler_that_the_environment_names_must_exist(
     programs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CXX", "my-c++")
@@ -75,6 +75,6 @@ def test_missing_headers_are_reported_in_one_sentence(programs: Path) -> None:
 
 
 @pytest.mark.usefixtures("programs")
-def test_run_with_compile_ends_before_training() -> None:
+def test_run_with_compile_and_no_compiler_ends_before_training() -> None:
     with pytest.raises(InputError, match="compile needs a C"):
         opened(compile=True)

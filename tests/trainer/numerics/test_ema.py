@@ -12,7 +12,7 @@ from tests.trainer.runs import opened, trained
 
 
 @pytest.mark.parametrize("warmup", [True, False])
-def test_average_of_weights_follows_the_recurrence(warmup: bool) -> None:
+def test_moving_average_of_weights_follows_its_recurrence(warmup: bool) -> None:
     run = opened(global_batch=10, ema={"decay": 0.6, "warmup": warmup})
     assert run.learner.ema
     expected = [param.detach().clone() for param in run.learner.model.parameters()]
@@ -26,7 +26,7 @@ def test_average_of_weights_follows_the_recurrence(warmup: bool) -> None:
     assert all(a.allclose(b, atol=1e-6) for a, b in zip(found, expected, strict=True))
 
 
-def test_evaluation_uses_the_average_and_restores_the_weights() -> None:
+def test_evaluation_uses_the_moving_average_and_restores_the_weights() -> None:
     settings: dict[str, Any] = {"global_batch": 10, "epochs": 2}
     plain = trained(**settings)
     evaluate_run(plain)

@@ -1,4 +1,4 @@
-"""Gradients that are not finite: the weights never are."""
+"""Tests that weights stay finite when gradients are not finite."""
 
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ def finite(folder: Path) -> bool:
     )
 
 
-def test_all_ranks_skip_the_same_update_and_say_so(launcher: Launcher, tmp_path: Path) -> None:
+def test_all_ranks_skip_the_same_update_and_report_it(launcher: Launcher, tmp_path: Path) -> None:
     arguments = [TASK, *BAD, "--epochs=2", "--optimizer.name=sgd", "--optimizer.lr=0.1"]
     gangs = {
         world: launcher.train(
@@ -53,7 +53,7 @@ def test_all_ranks_skip_the_same_update_and_say_so(launcher: Launcher, tmp_path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("task", [TASK, OWN])
-def test_stop_fails_with_a_sentence_and_saves_nothing_broken(
+def test_policy_stop_ends_the_run_with_a_sentence_and_saves_no_broken_weights(
     launcher: Launcher, tmp_path: Path, task: str
 ) -> None:
     policy = [] if task == OWN else ["--nonfinite.policy=stop"]
@@ -69,7 +69,9 @@ def test_stop_fails_with_a_sentence_and_saves_nothing_broken(
 
 
 @pytest.mark.slow
-def test_a_rank_on_its_own_stops_all(launcher: Launcher, tmp_path: Path) -> None:
+def test_rank_with_non_finite_weights_of_its_own_stops_all_ranks(
+    launcher: Launcher, tmp_path: Path
+) -> None:
     settings = ["--parallel.local_sgd.period=10", "--checkpoint.every_steps=1"]
     gang = launcher.train(OWN, *BAD, *settings, world=2, DDP_CHECKPOINT_DIR=str(tmp_path))
     assert gang.wait() == [1, 1]
@@ -77,7 +79,7 @@ def test_a_rank_on_its_own_stops_all(launcher: Launcher, tmp_path: Path) -> None
     assert finite(tmp_path)
 
 
-def test_an_optimizer_of_the_tasks_own_can_be_kept_from_an_update() -> None:
+def test_optimizer_of_the_task_skips_an_update_that_is_not_finite() -> None:
     run = trained(
         "sample_tasks:build_own",
         global_batch=10,
@@ -88,7 +90,7 @@ def test_an_optimizer_of_the_tasks_own_can_be_kept_from_an_update() -> None:
     assert all(bool(param.isfinite().all()) for param in run.learner.model.parameters())
 
 
-def test_rolling_back_returns_the_weights_and_goes_on_with_the_data(tmp_path: Path) -> None:
+def test_rollback_restores_the_weights_and_continues_with_the_next_data(tmp_path: Path) -> None:
     settings: dict[str, Any] = {
         "global_batch": 10,
         "nonfinite": {"policy": "rollback", "rollbacks": 1},
@@ -117,7 +119,7 @@ def test_rolling_back_returns_the_weights_and_goes_on_with_the_data(tmp_path: Pa
             assert run.position.samples == 20
 
 
-def test_a_run_that_rolls_back_ends(launcher: Launcher, tmp_path: Path) -> None:
+def test_run_with_rollbacks_completes(launcher: Launcher, tmp_path: Path) -> None:
     arguments = [OWN, *BAD, "--nonfinite.policy=rollback", "--checkpoint.every_steps=1"]
     gang = launcher.train(*arguments, "--epochs=2", world=2, DDP_CHECKPOINT_DIR=str(tmp_path))
     assert gang.wait() == [0, 0], gang.err(0)
@@ -127,7 +129,7 @@ def test_a_run_that_rolls_back_ends(launcher: Launcher, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_rollback_without_a_checkpoint_fails(launcher: Launcher, tmp_path: Path) -> None:
+def test_rollback_without_a_checkpoint_fails_the_run(launcher: Launcher, tmp_path: Path) -> None:
     arguments = [TASK, *BAD, "--nonfinite.policy=rollback", "--checkpoint.every_steps=100"]
     gang = launcher.train(*arguments, world=2, DDP_CHECKPOINT_DIR=str(tmp_path))
     assert gang.wait() == [1, 1]
@@ -135,7 +137,7 @@ def test_rollback_without_a_checkpoint_fails(launcher: Launcher, tmp_path: Path)
     assert gang.err(0) == f"{sentence}\n"
 
 
-def test_patience_counts_updates_in_a_row() -> None:
+def test_patience_counts_non_finite_updates_in_a_row() -> None:
     tracker = NonFiniteTracker(NonFiniteConfig(patience=20), "skip", NonFiniteCounts())
     assert tracker.assess(10, 0, 10) is None
     assert tracker.assess(20, 10, 10)

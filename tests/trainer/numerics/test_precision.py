@@ -10,7 +10,7 @@ from ddp_trainer.numerics.precision import with_precision
 from tests.trainer.runs import opened
 
 
-def test_setting_switches_deterministic_algorithms_on_and_off() -> None:
+def test_setting_deterministic_switches_deterministic_algorithms_on_and_off() -> None:
     try:
         opened(deterministic=True)
         assert torch.are_deterministic_algorithms_enabled()
@@ -33,7 +33,7 @@ def test_auto_precision_depends_on_the_device(device: str, stated: str, expected
     assert with_precision(config, torch.device(device)).precision == expected
 
 
-def test_run_keeps_the_precision_that_auto_means() -> None:
+def test_resumed_run_keeps_the_precision_that_auto_selected() -> None:
     run = opened(device="cpu")
     assert (run.config.precision, run.learner.precision) == ("fp32", "fp32")
     assert torch.get_float32_matmul_precision() == "highest"

@@ -41,7 +41,9 @@ SHAPES = {
         ("short", 9, 10, 0.5),
     ],
 )
-def test_the_factor_of_an_update(shape: str, update: int, total: int, factor: float) -> None:
+def test_learning_rate_factor_follows_the_schedule(
+    shape: str, update: int, total: int, factor: float
+) -> None:
     assert lr_factor(update, total, SHAPES[shape]) == pytest.approx(factor)
 
 
@@ -54,10 +56,12 @@ def test_the_factor_of_an_update(shape: str, update: int, total: int, factor: fl
         (64, ScheduleConfig(base_batch=256, scaling="sqrt"), 0.5),
     ],
 )
-def test_the_peak_follows_the_batch(batch: int, config: ScheduleConfig, factor: float) -> None:
+def test_peak_learning_rate_scales_with_the_batch(
+    batch: int, config: ScheduleConfig, factor: float
+) -> None:
     assert peak_factor(batch, config) == factor
 
 
-def test_the_rate_of_an_update_is_peak_times_factor() -> None:
+def test_learning_rate_of_an_update_is_peak_times_factor() -> None:
     run = opened(global_batch=20, schedule={"name": "constant", "base_batch": 10})
     assert run.learner.peak_lrs == pytest.approx([0.2, 0.2])

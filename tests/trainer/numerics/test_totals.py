@@ -1,4 +1,4 @@
-"""LossTotals sums what a step computed, whatever the task does with its tensors afterwards."""
+"""Tests that LossTotals keeps correct sums when the task reuses its tensors afterwards."""
 
 from collections.abc import Callable
 
@@ -13,7 +13,7 @@ from ddp_trainer.task import Weighted
 
 @pytest.mark.parametrize("number", [False, True], ids=["tensor", "number"])
 @pytest.mark.parametrize("scale", [lambda x: x, lambda x: 8 * x], ids=["unscaled", "scaled"])
-def test_a_task_may_reuse_the_tensors_that_its_loss_returned(
+def test_task_may_reuse_the_tensors_that_its_loss_returned(
     number: bool, scale: Callable[[torch.Tensor], torch.Tensor]
 ) -> None:
     totals, total, count = LossTotals(torch.device("cpu")), torch.zeros(()), torch.zeros(())
@@ -27,7 +27,7 @@ def test_a_task_may_reuse_the_tensors_that_its_loss_returned(
     assert totals.read().tolist() == [26.0, 13.0, 0.0]
 
 
-def test_clear_sets_all_sums_to_zero() -> None:
+def test_clear_sets_all_loss_sums_to_zero() -> None:
     totals = LossTotals(torch.device("cpu"))
     for update in range(129):
         totals.add_loss(torch.tensor(2.0), torch.tensor(1.0))

@@ -17,7 +17,9 @@ def written(directory: Path, local_rank: int = 0) -> LocalHeartbeat:
     return LocalHeartbeat.model_validate_json((directory / f"{local_rank}.json").read_bytes())
 
 
-def test_each_update_writes_its_step_but_not_a_heartbeat(tmp_path: Path) -> None:
+def test_each_update_writes_its_step_to_the_activity_record_and_no_heartbeat(
+    tmp_path: Path,
+) -> None:
     writer = HeartbeatWriter(tmp_path / "beats", Ranks(), 3, min_seconds=60.0)
     for step in (5, 6, 7):
         writer.step(step)
@@ -25,7 +27,7 @@ def test_each_update_writes_its_step_but_not_a_heartbeat(tmp_path: Path) -> None
     assert (written(tmp_path / "beats").step, newest.step) == (5, 7)
 
 
-def test_agent_knows_three_durations_as_soon_as_there_are_three(tmp_path: Path) -> None:
+def test_first_three_update_durations_are_written_at_once(tmp_path: Path) -> None:
     meter, writer = TimeMeter(), HeartbeatWriter(tmp_path, Ranks(), 1, min_seconds=60.0)
     writer.measure(meter.read, None)
     for step in range(1, 6):
@@ -36,7 +38,7 @@ def test_agent_knows_three_durations_as_soon_as_there_are_three(tmp_path: Path) 
     assert sum(times.updates) == 3
 
 
-def test_a_checkpoint_is_told_at_once(tmp_path: Path) -> None:
+def test_new_checkpoint_is_reported_at_once(tmp_path: Path) -> None:
     writer = HeartbeatWriter(tmp_path, Ranks(), 1, min_seconds=60.0)
     writer.step(20)
     saved = CheckpointInfo(step=20, path="/run/step-00000020.attempt-1", at=1.0)

@@ -33,7 +33,7 @@ def times(folder: Path, kind: str) -> list[float]:
     return [document["time"] for document in documents if document["event"] == kind]
 
 
-def test_each_event_is_one_line_and_attempts_continue_the_file(tmp_path: Path) -> None:
+def test_each_event_is_one_history_line_and_attempts_append_to_the_file(tmp_path: Path) -> None:
     for attempt in (1, 2):
         log = EventLog(Ranks(), attempt, history=HistoryWriter(tmp_path))
         log.emit("start", total_steps=4)
@@ -50,7 +50,7 @@ def test_each_event_is_one_line_and_attempts_continue_the_file(tmp_path: Path) -
     assert found[1]["loss"] is None
 
 
-def test_torn_last_line_does_not_damage_the_next_one(tmp_path: Path) -> None:
+def test_incomplete_last_line_does_not_damage_the_next_one(tmp_path: Path) -> None:
     write(tmp_path, ("start", 1.0))
     with (tmp_path / HISTORY_FILE).open("a") as file:
         file.write('{"event": "prog')
@@ -59,7 +59,7 @@ def test_torn_last_line_does_not_damage_the_next_one(tmp_path: Path) -> None:
     assert json.loads(lines(tmp_path)[2])["time"] == 9.0
 
 
-def test_number_of_lines_grows_with_the_logarithm_of_the_age(tmp_path: Path) -> None:
+def test_number_of_history_lines_grows_with_the_logarithm_of_the_run_time(tmp_path: Path) -> None:
     write(tmp_path, ("start", 0.0))
     # One report per second, for a day and in a later attempt for a second day.
     for day in (0, 1):
@@ -79,18 +79,20 @@ def test_number_of_lines_grows_with_the_logarithm_of_the_age(tmp_path: Path) -> 
     assert max(b - a for a, b in itertools.pairwise(late)) <= 36
 
 
-def test_start_of_each_attempt_is_kept_however_old_the_run_is(tmp_path: Path) -> None:
+def test_start_event_of_each_attempt_is_kept_in_any_long_run(tmp_path: Path) -> None:
     write(tmp_path, ("start", 0.0), ("start", 1e6), ("start", 1e6 + 1))
     assert len(lines(tmp_path)) == 3
 
 
-def test_file_has_a_largest_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_history_file_has_a_size_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(history_writer, "LARGEST_FILE", 1000)
     write(tmp_path, *(("start", float(second)) for second in range(100)))
     assert 900 < (tmp_path / HISTORY_FILE).stat().st_size <= 1000
 
 
-def test_failing_volume_leaves_a_gap_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_volume_leaves_only_a_gap_in_the_history(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real, calls = os.write, list[int]()
 
     def write_half(file: int, data: bytes) -> int:
@@ -106,7 +108,7 @@ def test_failing_volume_leaves_a_gap_only(tmp_path: Path, monkeypatch: pytest.Mo
     assert json.loads(lines(tmp_path)[-1])["time"] == 3.0
 
 
-def test_missing_directory_is_created(tmp_path: Path) -> None:
+def test_missing_run_directory_is_created(tmp_path: Path) -> None:
     write(tmp_path / "new", ("start", 1.0))
     assert times(tmp_path / "new", "start") == [1.0]
 

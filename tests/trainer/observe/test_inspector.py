@@ -1,4 +1,4 @@
-"""A rank answers what it does, while its training thread waits or loops."""
+"""Tests that a rank answers an inspection while its training thread waits or loops."""
 
 import _thread
 import ctypes
@@ -34,7 +34,7 @@ def ask(folder: Path, rank: int) -> RankInspection:
     return RankInspection.model_validate_json(answer.read_text())
 
 
-def test_rank_that_waits_for_a_stopped_one_shows_the_collective(
+def test_inspection_of_a_waiting_rank_shows_the_collective(
     launcher: Launcher, tmp_path: Path
 ) -> None:
     gang = launcher.train(*TASK, world=2, DDP_BEATS_DIR=str(tmp_path), DDP_ATTEMPT="1")
@@ -93,7 +93,7 @@ def training() -> Iterator[int]:
     thread.join()
 
 
-def test_thread_that_loops_does_not_wait(training: int) -> None:
+def test_thread_in_a_loop_does_not_count_as_waiting_in_a_collective(training: int) -> None:
     found = inspect(training)
     assert not found.waits
     assert "in loop_in_user_code" in found.stack
@@ -104,7 +104,7 @@ def test_thread_that_loops_does_not_wait(training: int) -> None:
     ("name", "shown"),
     [(b"pt_autograd_0", "in wait_in_a_library"), (b"library", "in loop_in_user_code")],
 )
-def test_only_a_thread_of_autograd_is_taken_for_a_hook(
+def test_only_an_autograd_thread_counts_as_running_a_hook(
     training: int, name: bytes, shown: str
 ) -> None:
     """With CUDA, hooks of the backward pass run in a thread with such a name."""
@@ -118,13 +118,13 @@ def test_only_a_thread_of_autograd_is_taken_for_a_hook(
 
 @pytest.fixture
 def answers() -> Iterator[list[bool]]:
-    """Answers whether a thread compiles: of each compilation, and of each run."""
+    """Inspection results during each compilation, and during each run."""
     torch._dynamo.reset()
     yield []
     torch._dynamo.reset()
 
 
-def test_answer_says_that_a_thread_compiles_code_for_a_new_shape(
+def test_inspection_says_that_a_thread_compiles_code_for_a_new_shape(
     answers: list[bool],
 ) -> None:
     def answer() -> None:
@@ -149,7 +149,7 @@ def test_answer_says_that_a_thread_compiles_code_for_a_new_shape(
     assert sorted(answers) == [False, False, False, True, True]
 
 
-def test_answer_says_that_the_backward_pass_compiles(answers: list[bool]) -> None:
+def test_inspection_says_that_the_backward_pass_compiles(answers: list[bool]) -> None:
     """Inductor compiles the backward pass when it runs for the first time, outside of dynamo."""
     from torch._inductor.compile_fx import compile_fx  # noqa: PLC0415 (imports for seconds)
 

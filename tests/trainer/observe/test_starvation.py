@@ -19,7 +19,7 @@ class Clock:
 
 
 def monitor_of(wait: WaitClock, rank: int = 0, world_size: int = 8) -> DataWaitMonitor:
-    """Create a monitor that is past its start exchanges."""
+    """Create a monitor that has passed the exchanges of the start."""
     monitor = DataWaitMonitor(wait, rank, world_size)
     assert monitor.assess(DataStarvation(8.0, 28.0, 7.2), 1e3) is None
     assert monitor.assess(DataStarvation(8.0, 28.0, 7.2), 1e3) is None
@@ -30,7 +30,7 @@ def monitor_of(wait: WaitClock, rank: int = 0, world_size: int = 8) -> DataWaitM
     ("waited", "starving"),
     [(0.9, NOT_STARVING), (1.0, NOT_STARVING), (3.0, DataStarvation(1.0, 5, 0.3))],
 )
-def test_rank_starves_above_a_tenth_of_its_time(
+def test_rank_counts_as_starved_above_a_tenth_of_its_time(
     monkeypatch: pytest.MonkeyPatch, waited: float, starving: DataStarvation
 ) -> None:
     clock, wait = Clock(monkeypatch), WaitClock()
@@ -42,7 +42,7 @@ def test_rank_starves_above_a_tenth_of_its_time(
     assert monitor.own_starvation() == starving
 
 
-def test_warning_comes_once_at_the_end_of_a_window() -> None:
+def test_starvation_warning_comes_once_at_the_end_of_a_window() -> None:
     monitor = monitor_of(WaitClock())
     one = DataStarvation(1.0, 5.0, 0.34)
     half = WINDOW_SECONDS / 2
@@ -55,7 +55,7 @@ def test_warning_comes_once_at_the_end_of_a_window() -> None:
     assert warnings[2:] == [None, None]
 
 
-def test_warning_repeats_after_a_window_without_starvation() -> None:
+def test_starvation_warning_repeats_after_a_window_without_starvation() -> None:
     monitor = monitor_of(WaitClock())
     several = DataStarvation(4.0, 10.0, 2.0)
     first, quiet, again = (
@@ -68,7 +68,7 @@ def test_warning_repeats_after_a_window_without_starvation() -> None:
 
 
 @pytest.mark.slow
-def test_warning_names_the_rank_with_slow_data(launcher: Launcher) -> None:
+def test_starvation_warning_names_the_rank_with_slow_data(launcher: Launcher) -> None:
     gang = launcher.call("probes:train_with_slow_data", 1, world=2)
     assert gang.wait() == [0, 0]
     (warning,) = gang.events("warning")

@@ -74,19 +74,21 @@ def test_slow_rank_is_found_among_few_ranks(world: int) -> None:
 
 
 @pytest.mark.parametrize(("slow", "names"), [(None, []), (0, [0]), (2, [2])])
-def test_rank_with_more_samples_may_need_longer(slow: int | None, names: list[int]) -> None:
+def test_rank_with_more_samples_is_not_named_for_taking_longer(
+    slow: int | None, names: list[int]
+) -> None:
     monitor = StragglerMonitor([6, 5, 5])
     works = [work(0.0, 0.01 * share * (1.5 if rank == slow else 1)) for rank, share in SHARES]
     readings = [works] * 12
     assert [found.rank for found in named(monitor, readings)] == names
 
 
-def test_delay_of_one_reading_names_no_rank() -> None:
+def test_delay_in_one_reading_names_no_straggler() -> None:
     monitor = started()
     assert named(monitor, [slowed(1, 3.0), equal(), slowed(2, 3.0), slowed(3, 3.0)] * 5) == []
 
 
-def test_straggler_that_recovers_is_released_and_may_be_named_again() -> None:
+def test_straggler_that_recovers_is_cleared_and_can_be_named_again() -> None:
     monitor = started()
     assert len(named(monitor, [slowed(2)] * WINDOWS)) == 1
     named(monitor, [equal()] * WINDOWS)
@@ -103,13 +105,13 @@ def test_another_rank_replaces_the_straggler() -> None:
 @pytest.mark.parametrize(
     "works", [[], [work(0.0, 0.1)], [work(0.0, 0.1), NOT_MEASURED], [NOT_MEASURED, NOT_MEASURED]]
 )
-def test_readings_that_say_nothing(works: list[RankSeconds]) -> None:
+def test_missing_or_partial_readings_name_no_straggler(works: list[RankSeconds]) -> None:
     assert named(started(), [works] * 9) == []
 
 
 @pytest.mark.parametrize(("update", "found"), [(0.0, 1), (0.2, 1), (0.3, 0)])
 def test_rank_that_hardly_delays_the_update_is_not_named(update: float, found: int) -> None:
-    """Its excess of 12 ms must be at least a twentieth of the update."""
+    """The excess of 12 ms is less than a twentieth of the update."""
     works = [replace(one, step=update) for one in slowed(2)]
     assert len(named(started(), [works] * WINDOWS)) == found
 
@@ -123,7 +125,7 @@ def test_noise_of_equal_ranks_names_no_rank() -> None:
 def disturbed(
     world: int, seed: int, *, sigma: float, memory: float, slow: float = 1.0
 ) -> list[list[RankSeconds]]:
-    """Return readings of equal ranks on a busy machine; rank 0 is slow from the tenth one.
+    """Return readings of equal ranks on a busy machine. Rank 0 is slow from the tenth reading on.
 
     The load changes slowly: `memory` is the part of its deviation that lasts to the next reading.
     """
@@ -139,7 +141,7 @@ def disturbed(
 
 @pytest.mark.parametrize("world", [2, 3])
 @pytest.mark.parametrize(("sigma", "memory"), [(0.1, 0.0), (0.2, 0.5), (0.4, 0.5), (0.05, 0.8)])
-def test_few_equal_ranks_on_a_busy_machine_are_not_named(
+def test_few_equal_ranks_on_a_busy_machine_are_not_named_as_stragglers(
     world: int, sigma: float, memory: float
 ) -> None:
     runs = [disturbed(world, seed, sigma=sigma, memory=memory) for seed in range(20)]
@@ -147,20 +149,20 @@ def test_few_equal_ranks_on_a_busy_machine_are_not_named(
 
 
 @pytest.mark.parametrize("world", [2, 3])
-def test_slow_one_of_few_ranks_is_named_on_a_quiet_machine(world: int) -> None:
+def test_slow_rank_among_few_is_named_on_a_quiet_machine(world: int) -> None:
     for seed in range(20):
         readings = disturbed(world, seed, sigma=0.01, memory=0.5, slow=1.3)
         (found,) = named(StragglerMonitor(), readings[: 10 + WINDOWS])
         assert found.rank == 0
 
 
-def test_sentence_names_rank_and_part() -> None:
+def test_message_about_a_straggler_names_rank_and_part() -> None:
     assert sentence(Straggler(rank=3, ratio=1.44, part="data")) == (
         "rank 3 needs 1.4 times as long as the others for its data, and all other ranks wait for it"
     )
 
 
-def test_meter_counts_data_and_forward_passes_only() -> None:
+def test_own_time_counts_only_data_and_forward_passes() -> None:
     now = 0.0
     meter = WorkMeter(clock=lambda: now)
 
@@ -181,7 +183,7 @@ def test_meter_counts_data_and_forward_passes_only() -> None:
     assert meter.read() is NOT_MEASURED
 
 
-def test_waits_for_a_core_are_no_own_work() -> None:
+def test_time_that_a_rank_waits_for_a_core_is_not_its_own_time() -> None:
     now = waited = 0.0
     meter = WorkMeter(lambda: now, lambda: waited)
     for update in range(WINDOW_UPDATES):
@@ -197,7 +199,7 @@ def test_waits_for_a_core_are_no_own_work() -> None:
     ("device", "world", "leaves_out"),
     [("cpu", 1, False), ("cpu", 2, True), ("cpu", 8, True), ("cpu", 9, False), ("cuda", 2, False)],
 )
-def test_ranks_of_one_machine_leave_out_the_wait_for_a_core(
+def test_own_time_excludes_waits_for_a_core_if_ranks_share_a_machine(
     monkeypatch: pytest.MonkeyPatch, device: str, world: int, leaves_out: bool
 ) -> None:
     waits = count()

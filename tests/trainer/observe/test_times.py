@@ -34,7 +34,7 @@ def test_times_for_a_report_are_means_since_the_last_report() -> None:
     assert meter.mean_update() == 1.0
 
 
-def test_times_since_the_first_update_leave_out_what_came_before() -> None:
+def test_times_since_the_first_update_exclude_everything_before_it() -> None:
     now = 0.0
     meter = TimeMeter(lambda: now)
     assert meter.since_first_update() is None

@@ -16,7 +16,7 @@ TASK = ["--task=sample_tasks:build", "--global_batch=6", "--epochs=100000"]
 QUICK = ["--parallel.agree_seconds=0.1", "--log.every_steps=100000", "--eval_every_steps=3"]
 
 
-def test_running_run_writes_the_requested_profile(launcher: Launcher, tmp_path: Path) -> None:
+def test_run_in_progress_writes_the_requested_profile(launcher: Launcher, tmp_path: Path) -> None:
     environ = {"DDP_CHECKPOINT_DIR": str(tmp_path / "run"), "DDP_CHECKPOINT_EVERY_STEPS": "4"}
     gang = launcher.train(*TASK, *QUICK, world=2, **environ)
     gang.wait_until(lambda: len(list((tmp_path / "run").glob("step-*"))) > 1)
@@ -36,7 +36,7 @@ def test_running_run_writes_the_requested_profile(launcher: Launcher, tmp_path: 
     assert not (tmp_path / "run" / REQUEST).exists()
 
 
-def test_trace_records_nothing_without_a_request(tmp_path: Path) -> None:
+def test_profiler_records_nothing_without_a_request(tmp_path: Path) -> None:
     trace = Trace(tmp_path)
     trace.enter(Activity.FORWARD)
     assert trace.after_update(3) is None
@@ -87,7 +87,7 @@ def test_profile_command_reports_invalid_arguments(
     assert gang.err(0) == sentence
 
 
-def test_only_the_first_update_after_an_exchange_is_timed(
+def test_phases_are_timed_only_in_the_first_update_after_the_ranks_exchange_progress(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("time.perf_counter", itertools.count().__next__)

@@ -49,7 +49,7 @@ def test_compressed_training_stays_close_to_plain_training(
     assert least <= difference(tmp_path / "plain", tmp_path / "compressed") <= most
 
 
-def test_powersgd_updates_are_as_large_as_plain_ones_in_a_short_batch_and_after_a_skipped_one(
+def test_powersgd_scales_updates_correctly_in_short_batches_and_after_a_skip(
     launcher: Launcher,
 ) -> None:
     # 514 samples: the last update of an epoch has 2 samples, all others have 64. Samples count 1
@@ -75,7 +75,7 @@ def test_powersgd_updates_are_as_large_as_plain_ones_in_a_short_batch_and_after_
     assert sizes[1] != sizes[0]
 
 
-def test_error_feedback_neither_loses_nor_repeats_anything() -> None:
+def test_error_feedback_neither_loses_nor_repeats_gradient() -> None:
     power = powerSGD_hook.PowerSGDState(process_group=None)
     feedback = ErrorFeedback(power, torch.device("cpu"), count_scale=0.5)
     generator = torch.Generator().manual_seed(0)
@@ -114,7 +114,7 @@ def test_adaptive_compression_starts_when_the_measured_share_is_reached(
     assert resumed.events("note") == []
 
 
-def test_communication_share_is_zero_without_measurements_of_torch() -> None:
+def test_communication_share_is_zero_without_measurements_by_torch() -> None:
     assert communication_share(nn.Linear(1, 1)) == 0.0
 
 

@@ -18,7 +18,7 @@ def progress(gang: Gang) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "zero1"])
-def test_progress_has_the_times_of_the_newest_measured_all_reduce(
+def test_progress_reports_the_times_of_the_newest_measured_all_reduce(
     launcher: Launcher, strategy: str
 ) -> None:
     event = progress(launcher.train(*ARGUMENTS, f"--parallel.strategy={strategy}", world=2))
@@ -26,7 +26,7 @@ def test_progress_has_the_times_of_the_newest_measured_all_reduce(
     assert 0 <= event["allreduce_overlap_seconds"] <= event["allreduce_seconds"]
 
 
-def test_wait_for_a_rank_that_begins_later_is_part_of_the_all_reduce(launcher: Launcher) -> None:
+def test_all_reduce_time_includes_the_wait_for_a_rank_that_begins_later(launcher: Launcher) -> None:
     """The forward passes of rank 1 take 0.06 s longer than those of rank 0."""
     slow = ("--task.forward_seconds=0.02", "--task.slow_rank=1", "--task.slow_factor=4")
     event = progress(launcher.train(*ARGUMENTS, *slow, "--task.slow_after=0", world=2))
@@ -34,7 +34,7 @@ def test_wait_for_a_rank_that_begins_later_is_part_of_the_all_reduce(launcher: L
 
 
 @pytest.mark.slow
-def test_times_are_absent_where_nothing_measures_them(launcher: Launcher) -> None:
+def test_all_reduce_times_are_absent_with_strategies_that_measure_none(launcher: Launcher) -> None:
     fully_sharded = launcher.train(*ARGUMENTS, "--parallel.strategy=fsdp2", world=2)
     alone = launcher.train(*ARGUMENTS, world=None)
     for gang in (fully_sharded, alone):
@@ -42,7 +42,7 @@ def test_times_are_absent_where_nothing_measures_them(launcher: Launcher) -> Non
 
 
 class Logged(nn.Module):
-    """A module with results of DDP's measurement."""
+    """A fake DDP module with measured times."""
 
     def __init__(self, **nanoseconds: int) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ PARTS = {
 }
 
 
-def test_times_are_in_seconds() -> None:
+def test_all_reduce_times_are_in_seconds() -> None:
     means = {f"avg_{name}": 2 * value for name, value in PARTS.items()}
     wrapped = Logged(**PARTS, **means)
     newest, mean = newest_times(wrapped), mean_times(wrapped)
@@ -76,6 +76,6 @@ def test_times_are_in_seconds() -> None:
     [nn.Linear(1, 1), Logged(), Logged(**dict.fromkeys(PARTS, 0)), Logged(iteration=3)],
     ids=["no DDP", "no times", "not measured yet", "older torch"],
 )
-def test_without_a_measurement_there_are_no_times(wrapped: nn.Module) -> None:
+def test_all_reduce_times_are_absent_before_the_first_measurement(wrapped: nn.Module) -> None:
     assert newest_times(wrapped) is None
     assert mean_times(wrapped) is None

@@ -1,4 +1,4 @@
-"""Tests of fsdp2: what it gathers and reduces, and that the weights stay those of ddp."""
+"""Tests of fsdp2: its gathers and reductions, and equal weights to ddp."""
 
 import json
 from collections import Counter
@@ -20,7 +20,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     PROBE: {"batch_norm": True},
 }
 UNITS, PASSES = 3, 2
-"""Parts of the GPT that are gathered separately, and micro-batches of an update."""
+"""Number of parts of the GPT that are gathered separately, and of micro-batches per update."""
 
 Calls = Counter[tuple[str, str]]
 
@@ -38,7 +38,7 @@ def calls(launcher: Launcher, path: str, **settings: Any) -> tuple[Calls, dict[s
     return Counter((name, dtype) for name, dtype, _ in found["calls"]), sizes
 
 
-def test_bf16_gathers_half_the_bytes_and_reduces_in_fp32(launcher: Launcher) -> None:
+def test_fsdp2_with_bf16_gathers_half_the_bytes_and_reduces_in_fp32(launcher: Launcher) -> None:
     exact, exact_bytes = calls(launcher, GPT)
     rough, rough_bytes = calls(launcher, GPT, precision="bf16")
     # The last block stays gathered between its passes only if torch prefetches it, so at least.
@@ -52,13 +52,13 @@ def test_bf16_gathers_half_the_bytes_and_reduces_in_fp32(launcher: Launcher) -> 
     assert rough_bytes["reduce_scatter_base"] == exact_bytes["reduce_scatter_base"]
 
 
-def test_model_with_batch_norm_gathers_fp32_with_bf16(launcher: Launcher) -> None:
+def test_fsdp2_with_bf16_gathers_a_model_with_batch_norm_in_fp32(launcher: Launcher) -> None:
     found, _ = calls(launcher, PROBE, precision="bf16")
     assert found["allgather_base", "float32"] > 0
     assert found["allgather_base", "bfloat16"] == 0
 
 
-def test_every_micro_batch_reduces_unless_gradients_are_accumulated_whole(
+def test_fsdp2_reduces_each_micro_batch_unless_whole_gradients_are_accumulated(
     launcher: Launcher,
 ) -> None:
     found, _ = calls(launcher, GPT)
@@ -70,7 +70,7 @@ def test_every_micro_batch_reduces_unless_gradients_are_accumulated_whole(
 
 
 @pytest.mark.parametrize("full", [False, True])
-def test_accumulated_gradients_give_the_weights_of_one_process(
+def test_fsdp2_with_accumulation_gives_the_weights_of_one_process(
     launcher: Launcher, tmp_path: Path, full: bool
 ) -> None:
     task = {"uneven": True, "tied": True}
@@ -91,7 +91,7 @@ def test_accumulated_gradients_give_the_weights_of_one_process(
             assert weight.allclose(found[name], atol=1e-6, rtol=0), name
 
 
-def test_bf16_reaches_the_loss_of_ddp_with_bf16(launcher: Launcher) -> None:
+def test_fsdp2_with_bf16_reaches_the_loss_of_ddp_with_bf16(launcher: Launcher) -> None:
     config = {"global_batch": 8, "max_steps": 40, "precision": "bf16", "task": SETTINGS[GPT]}
     losses = []
     for strategy in ("ddp", "fsdp2"):
@@ -106,7 +106,7 @@ def test_bf16_reaches_the_loss_of_ddp_with_bf16(launcher: Launcher) -> None:
     assert losses[1] == pytest.approx(losses[0], rel=0.05)
 
 
-def test_number_without_dimensions_is_refused_on_all_ranks(launcher: Launcher) -> None:
+def test_scalar_parameter_is_refused_by_fsdp2_on_all_ranks(launcher: Launcher) -> None:
     arguments = ["--task=model_mistakes:build", "--task.name=number_as_a_weight", "--max_steps=1"]
     gang = launcher.train(*arguments, "--parallel.strategy=fsdp2", world=2)
     assert gang.wait() == [2, 2]

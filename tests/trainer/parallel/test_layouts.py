@@ -48,7 +48,7 @@ DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
     dtype=st.sampled_from(DTYPES),
 )
 @settings(max_examples=60)
-def test_value_is_laid_out_like_its_weight(
+def test_restored_value_gets_the_memory_layout_of_its_weight(
     shape: tuple[int, int, int, int], names: tuple[str, str], dtype: torch.dtype
 ) -> None:
     numbers = torch.arange(float(torch.Size(shape).numel())).view(shape)
@@ -68,7 +68,9 @@ def test_value_is_laid_out_like_its_weight(
 
 
 @given(sizes=st.lists(st.integers(1, 3), min_size=1, max_size=3), data=st.data())
-def test_overlaps_and_gaps_are_those_of_the_places(sizes: list[int], data: st.DataObject) -> None:
+def test_overlaps_and_gaps_of_a_strided_tensor_are_detected(
+    sizes: list[int], data: st.DataObject
+) -> None:
     strides = [data.draw(st.integers(0, 7)) for _ in sizes]
     tensor = torch.zeros(64).as_strided(sizes, strides)
     places = [
@@ -90,7 +92,9 @@ def test_overlaps_and_gaps_are_those_of_the_places(sizes: list[int], data: st.Da
     ],
     ids=str,
 )
-def test_resumed_run_has_the_bits_of_a_whole_one(tmp_path: Path, over: dict[str, Any]) -> None:
+def test_resumed_run_has_the_bits_of_an_uninterrupted_one_with_each_layout(
+    tmp_path: Path, over: dict[str, Any]
+) -> None:
     case = ADAM | over
     whole = train(Ranks(), tmp_path / "whole", case, STEPS)
     train(Ranks(), tmp_path / "broken", case, STEPS // 2)
@@ -102,7 +106,7 @@ def test_resumed_run_has_the_bits_of_a_whole_one(tmp_path: Path, over: dict[str,
 # All strategies in one gang, because the start of a gang takes most of the time.
 @pytest.mark.slow
 @pytest.mark.parametrize("world", [2, 3])
-def test_resumed_ranks_have_the_bits_of_a_whole_run(
+def test_resumed_ranks_have_the_bits_of_an_uninterrupted_run(
     launcher: Launcher, tmp_path: Path, world: int
 ) -> None:
     parallel: list[dict[str, Any]] = [
@@ -121,7 +125,7 @@ def test_resumed_ranks_have_the_bits_of_a_whole_run(
 
 
 @pytest.mark.slow
-def test_any_ranks_resume_and_roll_back_to_the_bits_of_any_others(
+def test_any_world_size_resumes_and_rolls_back_to_the_same_bits(
     launcher: Launcher, tmp_path: Path
 ) -> None:
     """Each strategy on each number of ranks resumes the checkpoint of each other."""
@@ -154,7 +158,7 @@ def test_any_ranks_resume_and_roll_back_to_the_bits_of_any_others(
     )
 
 
-def test_run_resumes_into_another_layout(tmp_path: Path) -> None:
+def test_run_resumes_into_another_memory_layout(tmp_path: Path) -> None:
     def layout(name: str, folder: str, steps: int) -> dict[str, Tensor]:
         return train(Ranks(), tmp_path / folder, ADAM | {"task": {"layout": name}}, steps)
 
@@ -166,7 +170,7 @@ def test_run_resumes_into_another_layout(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
-def test_slice_trains_like_a_tensor_of_its_own(optimizer: str) -> None:
+def test_parameter_that_is_a_slice_trains_like_a_separate_tensor(optimizer: str) -> None:
     case: dict[str, Any] = {"optimizer": {"name": optimizer, "lr": 0.02}, "max_steps": 8}
     one, other = (
         trained(TASK, **case, task={"layout": name}).learner.model.state_dict()
@@ -176,7 +180,7 @@ def test_slice_trains_like_a_tensor_of_its_own(optimizer: str) -> None:
         assert value.allclose(one[name], atol=1e-5, rtol=0), name
 
 
-def test_copied_parameter_stays_shared_and_is_named() -> None:
+def test_copied_parameter_stays_shared_and_is_named_in_a_note() -> None:
     model = nn.Sequential(nn.Linear(4, 6), nn.Linear(4, 6))
     table = torch.randn(6, 8)
     first, second = model[0], model[1]
@@ -190,7 +194,7 @@ def test_copied_parameter_stays_shared_and_is_named() -> None:
     assert make_dense(model) == []
 
 
-def test_check_names_slices() -> None:
+def test_check_names_parameters_that_are_slices() -> None:
     found: list[tuple[str, str]] = []
 
     def emit(kind: str, **fields: Any) -> None:
@@ -213,6 +217,8 @@ def test_check_names_slices() -> None:
         ("twice", 'the parameters "plain" and "scale" share their memory, which ends when'),
     ],
 )
-def test_shared_memory_is_refused_before_the_first_update(shared: str, sentence: str) -> None:
+def test_parameters_that_share_memory_are_refused_before_the_first_update(
+    shared: str, sentence: str
+) -> None:
     with pytest.raises(InputError, match=sentence):
         trained(TASK, max_steps=1, task={"shared": shared})

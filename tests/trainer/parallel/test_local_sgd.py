@@ -19,7 +19,7 @@ def test_ranks_hold_equal_weights_after_each_period(launcher: Launcher) -> None:
     assert [value == 0 for value in found] == [True, True, False, False, True, False, False, True]
 
 
-def test_saved_average_is_that_of_all_ranks(launcher: Launcher, tmp_path: Path) -> None:
+def test_saved_weights_are_the_average_of_all_ranks(launcher: Launcher, tmp_path: Path) -> None:
     # With plain SGD and an average after each update, local SGD makes the updates of ddp.
     settings: dict[str, Any] = {
         "optimizer": {"name": "sgd", "lr": 0.1, "momentum": 0.0, "nesterov": False},

@@ -14,7 +14,7 @@ COUNT_PARAM = 8
 GPT = {"layers": 2, "width": 20, "context": 8, "max_chars": 4000}
 
 
-def test_memory_of_a_rank_and_the_advice_that_follows() -> None:
+def test_message_states_the_memory_per_rank_and_a_strategy_that_fits() -> None:
     gib = 1 << 30
     # One rank owns the state of a single parameter, however many ranks there are.
     single = Footprint(params=(Size((gib, 10), 1),), moments=2)
@@ -31,7 +31,7 @@ def test_memory_of_a_rank_and_the_advice_that_follows() -> None:
     assert advice.endswith("fsdp2 needs 10.0 GiB, so more ranks are needed")
 
 
-def test_start_states_what_a_rank_needs(launcher: Launcher) -> None:
+def test_start_of_a_run_states_the_memory_that_a_rank_needs(launcher: Launcher) -> None:
     gang = launcher.train(TASK, "--max_steps=1", "--ema.decay=0.5", world=None)
     assert gang.wait() == [0]
     (start,) = gang.events("start")
@@ -48,7 +48,7 @@ def test_start_states_what_a_rank_needs(launcher: Launcher) -> None:
     ],
     ids=json.dumps,
 )
-def test_estimate_equals_the_bytes_of_the_tensors(
+def test_memory_estimate_equals_the_bytes_of_the_tensors(
     launcher: Launcher, parallel: dict[str, Any], settings: dict[str, Any]
 ) -> None:
     # 3 ranks divide neither the width of the model nor its number of symbols.

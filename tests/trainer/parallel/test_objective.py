@@ -9,7 +9,7 @@ from ddp_trainer.task import Weighted
 
 
 @pytest.mark.parametrize("factor", [1.0, 0.25, 0.0])
-def test_backward_pass_adds_gradients_and_counts(factor: float) -> None:
+def test_backward_pass_adds_gradients_and_sample_counts(factor: float) -> None:
     model = nn.Linear(1, 1, bias=False)
     objective = Objective(model, lambda m, batch: Weighted(m(batch).sum(), len(batch)))
     for batch in (torch.full((2, 1), 3.0), torch.full((4, 1), 1.0)):
@@ -21,7 +21,7 @@ def test_backward_pass_adds_gradients_and_counts(factor: float) -> None:
     assert objective.count_param.grad.tolist() == [6.0 * factor], "and not that of the count"
 
 
-def test_loss_that_no_weight_has_influenced_counts_without_gradients() -> None:
+def test_loss_that_depends_on_no_weight_is_counted_without_gradients() -> None:
     model = nn.Linear(1, 1)
     objective = Objective(model, lambda *_: Weighted(torch.tensor(5.0), 2))
     roots, total, count, _ = objective(None, lambda total: total)

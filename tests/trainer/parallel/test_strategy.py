@@ -1,4 +1,4 @@
-"""What each rank holds is nobody else's business: weights and checkpoints are the same."""
+"""Tests that weights and checkpoints are the same with every strategy."""
 
 import json
 from pathlib import Path
@@ -64,7 +64,9 @@ def test_a_killed_run_ends_with_the_bits_of_an_uninterrupted_one(
 
 
 @pytest.mark.slow
-def test_any_strategy_resumes_the_checkpoint_of_another(launcher: Launcher, tmp_path: Path) -> None:
+def test_any_strategy_resumes_the_checkpoint_of_any_other(
+    launcher: Launcher, tmp_path: Path
+) -> None:
     config = SGD | {
         "global_batch": 16,  # Three ranks have 6, 5 and 5 samples.
         "schedule": {"name": "constant", "warmup_steps": 0},
@@ -107,7 +109,7 @@ def test_any_strategy_resumes_the_checkpoint_of_another(launcher: Launcher, tmp_
         ("static_graph", "zero1"),
     ],
 )
-def test_weights_that_no_update_goes_through(
+def test_model_with_unused_weights_trains_to_the_weights_of_one_process(
     launcher: Launcher, tmp_path: Path, setting: str, strategy: str
 ) -> None:
     config = SGD | {"global_batch": 12, "max_steps": 8, "task": {"uneven": True, "unused": True}}
@@ -127,7 +129,9 @@ def test_weights_that_no_update_goes_through(
         assert value.allclose(ours[key], atol=1e-6, rtol=0), key
 
 
-def test_unused_weights_are_named_before_a_wrong_update(launcher: Launcher, tmp_path: Path) -> None:
+def test_unused_weights_are_named_before_the_first_update(
+    launcher: Launcher, tmp_path: Path
+) -> None:
     arguments = ["--task.unused=true", "--global_batch=8", "--checkpoint.every_steps=1"]
     gang = launcher.train(TASK, *arguments, world=2, DDP_CHECKPOINT_DIR=str(tmp_path))
     assert gang.wait() == [2, 2], gang.err(0)
@@ -139,7 +143,7 @@ def test_unused_weights_are_named_before_a_wrong_update(launcher: Launcher, tmp_
     assert list(tmp_path.glob("step-*")) == []
 
 
-def test_adamw_in_parts_learns_as_ever(launcher: Launcher, tmp_path: Path) -> None:
+def test_sharded_adamw_learns_like_unsharded_adamw(launcher: Launcher, tmp_path: Path) -> None:
     gangs = {
         name: launcher.train(
             TASK,
@@ -158,7 +162,7 @@ def test_adamw_in_parts_learns_as_ever(launcher: Launcher, tmp_path: Path) -> No
     assert losses[2] == pytest.approx(losses[0], rel=1e-3)
 
 
-def test_fsdp2_continues_from_the_weights_after_evaluating_their_average(
+def test_fsdp2_continues_from_its_weights_after_evaluation_of_their_average(
     launcher: Launcher, tmp_path: Path
 ) -> None:
     settings: dict[str, Any] = {
@@ -178,7 +182,7 @@ def test_fsdp2_continues_from_the_weights_after_evaluating_their_average(
         assert weight.allclose(found[name], atol=1e-6, rtol=0), name
 
 
-def test_owners_are_balanced_and_the_same_everywhere() -> None:
+def test_zero1_owners_are_balanced_and_equal_on_all_ranks() -> None:
     assert owners([10, 1, 9, 1, 1], 2) == [0, 1, 1, 0, 1]
     assert owners([5], 4) == [0]
     loads = [0, 0, 0]
@@ -196,7 +200,7 @@ class Shared(nn.Module):
         self.acts = nn.Sequential(nn.ReLU(), nn.ReLU())
 
 
-def test_blocks_are_the_outermost_that_repeat_and_share_nothing() -> None:
+def test_fsdp2_blocks_are_the_outermost_repeated_modules_without_shared_weights() -> None:
     model = Shared()
     assert repeated_blocks(model) == list(model.blocks)
     first = model.blocks[0]
@@ -209,7 +213,7 @@ def test_blocks_are_the_outermost_that_repeat_and_share_nothing() -> None:
     assert repeated_blocks(model) == [model.blocks[1]]
 
 
-def test_checkpointed_activations_change_no_number() -> None:
+def test_activation_checkpointing_changes_no_result() -> None:
     gpt = {"layers": 2, "width": 16, "context": 8, "max_chars": 4000, "dropout": 0.1}
     settings: dict[str, Any] = {"task": gpt, "global_batch": 4, "max_steps": 3}
     calls: list[int] = []
@@ -231,7 +235,9 @@ def test_checkpointed_activations_change_no_number() -> None:
     ("task", "sentence"),
     [({}, "needs a model with repeated blocks"), ({"blocks": True}, "with BatchNorm in the")],
 )
-def test_model_without_blocks_to_checkpoint_is_refused(task: Any, sentence: str) -> None:
+def test_activation_checkpointing_refuses_a_model_without_repeated_blocks(
+    task: Any, sentence: str
+) -> None:
     model = nn.Sequential(*(nn.Sequential(nn.BatchNorm1d(2)) for _ in range(2 * bool(task))))
     with pytest.raises(InputError, match=sentence):
         prepare(model, resolve({"activation_checkpointing": True}), torch.device("cpu"))
@@ -242,7 +248,7 @@ def test_sync_batch_norm_is_refused_without_cuda() -> None:
         opened(sync_batch_norm=True)
 
 
-def test_images_lie_channels_last_and_names_stay() -> None:
+def test_channels_last_changes_the_layout_and_keeps_parameter_names() -> None:
     run = opened("ddp_trainer.tasks.miniresnet:build", channels_last=True)
     weight = run.learner.model.get_parameter("stages.0.conv1.weight")
     assert weight.is_contiguous(memory_format=torch.channels_last)
@@ -251,7 +257,9 @@ def test_images_lie_channels_last_and_names_stay() -> None:
     assert seen.is_contiguous(memory_format=torch.channels_last)
 
 
-def test_a_compiled_model_keeps_its_names_and_its_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_model_keeps_its_parameter_names_and_results(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     compiled: list[nn.Module] = []
     options: list[dict[str, Any]] = []
     original = nn.Module.compile

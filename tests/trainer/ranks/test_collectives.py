@@ -1,4 +1,4 @@
-"""Errors of rank 0 that every rank raises. Other tests show them on several ranks."""
+"""Tests of errors of rank 0 that every rank raises. Other tests cover them on several ranks."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from ddp_trainer.ranks.collectives import errors_of_first_rank
 CPU = torch.device("cpu")
 
 
-def test_reported_error_keeps_its_sentence_and_its_exit_code() -> None:
+def test_error_reported_by_one_rank_keeps_sentence_and_exit_code_on_all() -> None:
     with pytest.raises(VolumeError, match=r"^the volume is full$"), errors_of_first_rank(CPU):
         raise VolumeError("the volume is full")
     with pytest.raises(ReportedError, match=r"^fenced$") as raised, errors_of_first_rank(CPU):
@@ -17,7 +17,7 @@ def test_reported_error_keeps_its_sentence_and_its_exit_code() -> None:
     assert raised.value.code == FencedError.code
 
 
-def test_other_errors_and_success_pass() -> None:
+def test_other_errors_are_raised_unchanged_and_success_returns() -> None:
     with pytest.raises(KeyError), errors_of_first_rank(CPU):
         raise KeyError("a mistake")
     done = False

@@ -31,13 +31,13 @@ def test_environment_overrides_the_debug_level() -> None:
 
 
 @pytest.mark.parametrize("variable", [flight_recorder.RECORD_SIZE, flight_recorder.OLD_RECORD_SIZE])
-def test_users_size_of_the_flight_recorder_holds(variable: str) -> None:
+def test_flight_recorder_size_that_the_user_sets_takes_precedence(variable: str) -> None:
     environ = {variable: "9"}
     flight_recorder.configure(config(), environ, nccl=True)
     assert environ == OLDER_NCCL | {variable: "9"}
 
 
-def test_gloo_has_its_own_size_of_the_flight_recorder() -> None:
+def test_flight_recorder_has_another_size_with_gloo() -> None:
     environ: dict[str, str] = {}
     flight_recorder.configure(config(), environ, nccl=False)
     assert environ == {}

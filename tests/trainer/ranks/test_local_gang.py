@@ -61,13 +61,13 @@ def run(script: str, **variables: str) -> subprocess.CompletedProcess[str]:
 def test_ranks_start_although_a_store_resolves_addresses_during_the_fork(
     tmp_path: Path,
 ) -> None:
-    """A process that hosts a store would fork ranks that wait for ever for the resolver."""
+    """A process that hosts a store would fork ranks that wait forever for the resolver."""
     script = "for ranks in (1, 2, 4, 2): print(int(run_ranks(ranks, joined)), flush=True)"
     done = run(script, **with_lasting_lock(tmp_path))
     assert (done.stdout.split(), done.stderr) == (["1", "3", "10", "3"], "")
 
 
-def test_error_that_a_rank_reports_is_raised_although_its_peers_then_fail() -> None:
+def test_error_that_a_rank_reports_is_raised_although_its_peers_fail_after_it() -> None:
     script = """
     def function(ranks):
         joined(ranks)
@@ -96,7 +96,7 @@ def test_other_error_is_raised_with_the_traceback_of_its_rank() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel of Linux ends the ranks")
-def test_ranks_end_with_their_command(tmp_path: Path) -> None:
+def test_ranks_end_when_the_command_that_forked_them_ends(tmp_path: Path) -> None:
     script = """
     import pathlib, signal
     def stopped(ranks):

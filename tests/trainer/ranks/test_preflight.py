@@ -75,7 +75,7 @@ def test_driver_version_is_read_from_the_kernel_module(
     assert preflight._driver() == "570.124.06"
 
 
-def test_of_two_ranks_the_second_counts_as_different() -> None:
+def test_second_of_two_different_ranks_is_named() -> None:
     ((sentence, _),) = find_differences([ALIKE, replace(ALIKE, node="b", python="3.9")])
     assert sentence == "rank 1 on b has Python 3.9, the others none"
 
@@ -95,7 +95,7 @@ def test_of_two_ranks_the_second_counts_as_different() -> None:
         ("broken", 1, "rank 1 on {}: RuntimeError: the probe cannot be built"),
     ],
 )
-def test_every_rank_ends_when_one_rank_fails_the_preflight(
+def test_every_rank_exits_when_one_rank_fails_the_preflight(
     launcher: Launcher, case: str, code: int, sentence: str
 ) -> None:
     gang = launcher.call("probes:train_with_odd_rank", case, world=2)
@@ -157,7 +157,7 @@ def test_unresolvable_name_of_node_0_is_an_error(monkeypatch: pytest.MonkeyPatch
     assert caught.value.rank_specific
 
 
-def test_silent_node_0_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_node_0_that_does_not_answer_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def silent(*_: Any, **__: Any) -> None:
         raise TimeoutError("timed out")
 
@@ -168,7 +168,7 @@ def test_silent_node_0_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
         reach.wait_until_reachable(*launched_rank("10.0.0.1", 29500), patience=0.1)
 
 
-def test_refused_connection_counts_as_reachable() -> None:
+def test_host_that_refuses_the_connection_counts_as_reachable() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         reach.wait_until_reachable(*launched_rank("127.0.0.1", port))
@@ -236,7 +236,7 @@ class Stream:
         raise AssertionError("a fingerprint must not read a stream")
 
 
-def test_fingerprints_are_equal_only_for_equal_data() -> None:
+def test_data_fingerprints_are_equal_only_for_equal_data() -> None:
     points = Points(20, 1, ProbeConfig(noise=0.3))
     assert fingerprint(points) == fingerprint(Points(20, 1, ProbeConfig(noise=0.3)))
     assert fingerprint(points).startswith("Points, 20 samples, ")

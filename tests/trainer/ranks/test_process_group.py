@@ -18,7 +18,7 @@ RECORDED = (
     "ncclInvalidUsage: This usually reflects invalid usage of NCCL library.\n"
     "Last error:\n"
 )
-"""What torch 2.11 raised on a machine with one H100 when two ranks used it."""
+"""Error that torch 2.11 raised when two ranks used the same H100."""
 DUPLICATE = "Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 60"
 TWO = Ranks(rank=1, world_size=2, local_rank=1, local_world_size=2, launched=True)
 
@@ -34,7 +34,7 @@ def join_with(monkeypatch: pytest.MonkeyPatch, last_error: str) -> None:
     process_group.join(TWO, torch.device("cuda", 0), timeout_seconds=1)
 
 
-def test_two_ranks_on_one_gpu_are_a_mistake_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_ranks_on_one_gpu_are_an_input_error(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError) as caught:
         join_with(monkeypatch, DUPLICATE)
     assert str(caught.value) == (
@@ -48,10 +48,10 @@ def test_other_errors_of_nccl_are_raised_as_they_are(monkeypatch: pytest.MonkeyP
         join_with(monkeypatch, "ncclSystemError: unhandled system error")
 
 
-def test_timeout_is_set_without_a_warning_of_newer_releases_of_torch(
+def test_process_group_timeout_is_set_without_a_deprecation_warning_of_torch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Since 2.14 there is a public function, and the private one warns in each rank."""
+    """Since torch 2.14 there is a public function, and the private function warns in each rank."""
     used: list[tuple[str, timedelta]] = []
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
     private = "_set_pg_timeout"

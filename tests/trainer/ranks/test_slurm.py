@@ -68,11 +68,11 @@ def test_ranks_follow_from_slurm_variables(
         SLURM | {"SLURM_NTASKS": "1"},
     ],
 )
-def test_nothing_is_added_without_srun(environ: dict[str, str]) -> None:
+def test_environment_stays_unchanged_without_srun(environ: dict[str, str]) -> None:
     assert variables_of_slurm(environ) == {}
 
 
-def test_variables_that_are_set_are_not_overridden() -> None:
+def test_variables_that_are_set_are_not_overridden_by_slurm_values() -> None:
     found = variables_of_slurm(SLURM | {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "1234"})
     assert "MASTER_ADDR" not in found
     assert "MASTER_PORT" not in found

@@ -1,4 +1,4 @@
-"""A rank that stops while several buckets of gradients are in flight is named by its peers."""
+"""Tests that peers name a rank that stops while several gradient buckets are being reduced."""
 
 import re
 import signal

@@ -97,7 +97,7 @@ def test_only_rank_0_waits_for_the_readers_before_it_ends(
 
 @pytest.fixture
 def entries(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Store of a group of three ranks, of which this rank has waited for its whole timeout."""
+    """Store of a group of three ranks. This rank has waited for its whole timeout."""
     store: Any = _distributed_c10d.HashStore()
     monkeypatch.setattr(timeouts, "PEER_SECONDS", 0.0)
     monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
@@ -109,7 +109,7 @@ def entries(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def raised_in(file: str, text: str) -> RuntimeError:
-    """Return an error that code of this file has raised."""
+    """Return an error raised by code with this file name."""
     code = compile("raise RuntimeError(text)", file, "exec")
     try:
         exec(code, {"text": text})  # noqa: S102 (the code above)
@@ -119,7 +119,7 @@ def raised_in(file: str, text: str) -> RuntimeError:
 
 
 @pytest.mark.parametrize("text", ["Application timeout caused pair closure", "new in torch 9"])
-def test_text_of_an_error_does_not_decide_who_is_missing(entries: Any, text: str) -> None:
+def test_missing_rank_is_found_without_the_text_of_the_error(entries: Any, text: str) -> None:
     entries.append("ddp-trainer/stalled", "2 in all_reduce\n")
     error = raised_in("/site-packages/torch/autograd/graph.py", text)
     ranks = Ranks(rank=1, world_size=3, local_rank=1, local_world_size=3)
@@ -128,7 +128,7 @@ def test_text_of_an_error_does_not_decide_who_is_missing(entries: Any, text: str
     assert entries.get("ddp-trainer/stalled") == b"2 in all_reduce\n1 in all_reduce\n"
 
 
-def test_wait_of_a_task_for_its_own_collective_is_a_stall(entries: Any) -> None:
+def test_timeout_of_a_collective_in_the_users_task_counts_as_a_stall(entries: Any) -> None:
     text = "[/src/third_party/gloo/gloo/transport/tcp/pair.cc:511] new in torch 9"
     error = raised_in("/home/me/task.py", text)
     with pytest.raises(timeouts.StalledError, match="but ranks 0, 2 did not join"):
@@ -151,7 +151,7 @@ def test_unknown_error_of_a_collective_before_its_timeout_is_secondary(
 @pytest.mark.parametrize(
     "error", [raised_in("/home/me/task.py", "no such flower"), ValueError("no such flower")]
 )
-def test_rank_that_ends_by_an_error_of_its_own_is_not_missing(
+def test_rank_that_failed_by_its_own_error_is_not_reported_as_missing(
     entries: Any, error: Exception
 ) -> None:
     one, two = (Ranks(rank, 3, rank, 3, launched=True) for rank in (1, 2))
@@ -241,7 +241,7 @@ def test_long_list_of_missing_ranks_is_cut() -> None:
         "writev [10.0.0.2]:4711: Broken pipe",
     ],
 )
-def test_agent_classifies_a_lost_peer_as_secondary(how: str) -> None:
+def test_agent_classifies_the_loss_of_a_peer_as_a_secondary_failure(how: str) -> None:
     advice = ". This is typically caused by a remote worker crashing."
     error = RuntimeError(
         f"[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:534] {how}{advice}"
@@ -252,7 +252,7 @@ def test_agent_classifies_a_lost_peer_as_secondary(how: str) -> None:
     assert describe(attempt=0, rank=0, returncode=1, text=str(raised.value), at=0).secondary
 
 
-def test_unrelated_errors_raise_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unrelated_errors_are_not_taken_for_a_lost_peer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(flight_recorder.PREFIX, raising=False)
     # Without a process group even a timeout of gloo is no stall.
     timeouts.raise_if_peer_failed(RuntimeError("[/gloo/pair.cc:1] Timed out"), Ranks(), "rank 0")

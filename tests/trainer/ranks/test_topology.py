@@ -46,11 +46,13 @@ A1, A2, B1 = Location("n1", "r1", "a"), Location("n2", "r1", "a"), Location("n3"
     ],
     ids=["no variables", "pod", "pod without labels", "Slurm", "Slurm without switches", "dots"],
 )
-def test_location_comes_from_the_environment(environ: dict[str, str], location: Location) -> None:
+def test_location_of_a_rank_comes_from_the_environment(
+    environ: dict[str, str], location: Location
+) -> None:
     assert Location.from_environment(environ) == location
 
 
-def test_rank_map_joins_consecutive_ranks_and_omits_unknown_parts() -> None:
+def test_rank_map_merges_consecutive_ranks_and_omits_unknown_parts() -> None:
     assert rank_map([A1, A1, A1, B1, A1]) == [
         {"ranks": "0-2", "host": "n1", "rack": "r1", "zone": "a"},
         {"ranks": "3", "host": "n3", "rack": "r2", "zone": "b"},
@@ -73,7 +75,7 @@ def test_rank_map_joins_consecutive_ranks_and_omits_unknown_parts() -> None:
         ),
     ],
 )
-def test_ring_with_needless_crossings_causes_a_warning(
+def test_order_of_ranks_that_crosses_zones_needlessly_causes_a_warning(
     locations: list[Location], sentence: str | None
 ) -> None:
     warning = ring_warning(locations)

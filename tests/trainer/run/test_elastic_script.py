@@ -1,4 +1,4 @@
-"""The script of docs/use/elastic-state.md trains alike on any numbers of ranks."""
+"""The script of docs/use/elastic-state.md trains the same weights on any number of ranks."""
 
 import re
 from pathlib import Path
@@ -24,7 +24,7 @@ def run(launcher: Launcher, folder: Path, world: int, updates: int) -> None:
 
 
 @pytest.mark.slow
-def test_script_of_the_page_trains_alike_on_any_numbers_of_ranks(
+def test_script_of_the_elastic_page_gives_the_same_weights_on_any_number_of_ranks(
     launcher: Launcher, tmp_path: Path
 ) -> None:
     run(launcher, tmp_path / "fixed", 2, 12)

@@ -1,4 +1,4 @@
-"""The rule of each part of the state that depends on the number of ranks, and its note."""
+"""Tests of the rule and the note for each part of the state that depends on the number of ranks."""
 
 import json
 from pathlib import Path
@@ -69,7 +69,7 @@ class Feedbacks:
         return other
 
 
-def test_error_feedback_loses_and_repeats_nothing_when_ranks_come_and_go() -> None:
+def test_error_feedback_loses_and_repeats_no_gradient_over_resizes() -> None:
     draw = torch.Generator().manual_seed(0)
     applied, true = torch.zeros(6), torch.zeros(6)
     feedback = Feedbacks(4)
@@ -117,7 +117,7 @@ def test_ranks_start_with_the_mean_of_the_saved_residues_and_with_the_same_matri
 
 
 @pytest.mark.slow
-def test_notes_name_residues_that_are_averaged_or_dropped(
+def test_notes_of_a_resize_name_residues_that_are_averaged_or_dropped(
     launcher: Launcher, tmp_path: Path
 ) -> None:
     config = {"global_batch": 12, "micro_batch": 3, "parallel": POWERSGD}
@@ -125,7 +125,7 @@ def test_notes_name_residues_that_are_averaged_or_dropped(
     (note,) = messages(trained(launcher, tmp_path, 3, config, 5), "note")
     assert note == (
         "3 ranks instead of 2: each rank starts with the mean of the saved residues of powersgd,"
-        " which adds to the weights what the saved ones would have added"
+        " so their mean over the ranks stays the same"
     )
     assert messages(trained(launcher, tmp_path, 3, config, 6), "note") == []
     dropped = trained(launcher, tmp_path, 3, config | {"parallel": {}}, 7)
@@ -138,7 +138,7 @@ def test_notes_name_residues_that_are_averaged_or_dropped(
 
 
 @pytest.mark.slow
-def test_notes_of_a_resize_name_what_depends_on_the_ranks(
+def test_notes_of_a_resize_name_results_that_depend_on_the_number_of_ranks(
     launcher: Launcher, tmp_path: Path
 ) -> None:
     task = {"dropout": 0.3, **NORM}
@@ -148,14 +148,14 @@ def test_notes_of_a_resize_name_what_depends_on_the_ranks(
     dropout, norm, memory = messages(resized, "note")
     assert dropout == (
         "2 ranks instead of 3: dropout draws other numbers than it would have drawn without the"
-        " change, because each rank has its own"
+        " change, because each rank draws its own"
     )
     assert norm == (
         "2 ranks instead of 3: BatchNorm normalises other parts of each batch, because each rank"
         " normalises its own samples (sync_batch_norm is false)"
     )
     assert memory == (
-        "2 ranks instead of 3: a forward pass has up to 6 samples, before 4; set micro_batch to"
+        "2 ranks instead of 3: a forward pass has up to 6 samples instead of 4; set micro_batch to"
         " limit the memory of a pass"
     )
     # The loss scale is one number, which continues.
@@ -196,7 +196,7 @@ def test_batch_norm_of_each_rank_makes_the_weights_depend_on_the_number_of_ranks
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 5])
-def test_without_micro_batch_the_ranks_together_pass_a_whole_batch_at_once(world: int) -> None:
+def test_update_without_micro_batch_is_a_single_forward_pass_on_each_rank(world: int) -> None:
     config = resolve({"global_batch": 12})
     assert config.batch_split(world).accumulation == 1
 

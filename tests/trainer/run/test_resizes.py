@@ -37,7 +37,7 @@ class Attempt:
 
     world: int
     begin: int
-    """Updates done when it begins."""
+    """Updates done when the attempt begins."""
     rank: int = 0
     """Rank that gets the signal."""
     last: int = UPDATES - 1
@@ -72,7 +72,7 @@ CASES = [
     for name in (f"{strategy} {kind}" for strategy in ("ddp", "zero1", "fsdp2"))
 ]
 SAMPLED = SEED % len(CASES)
-"""The case that also runs among the fast tests."""
+"""Case that also runs in the fast tests."""
 
 
 def records(home: Path, attempt: int) -> list[dict[str, Any]]:
@@ -109,7 +109,7 @@ def end(gang: Gang, attempt: Attempt) -> None:
 
 
 def train_in_chain(launcher: Launcher, home: Path, config: dict[str, Any]) -> list[dict[str, Any]]:
-    """Train the chain, and return the records of the updates that count."""
+    """Train the chain of attempts, and return the records of updates that were not repeated."""
     kept: list[dict[str, Any]] = []
     for number, (attempt, after) in enumerate(pairwise((*CHAIN, None))):
         assert attempt
@@ -168,7 +168,7 @@ def check_samples(updates: list[tuple[list[int], float]]) -> None:
         for place, (name, config) in enumerate(CASES)
     ],
 )
-def test_chain_of_resizes_ends_with_the_weights_of_a_fixed_size(
+def test_run_with_many_resizes_ends_with_the_weights_of_a_fixed_size(
     launcher: Launcher,
     tmp_path: Path,
     config: dict[str, Any],
@@ -196,7 +196,7 @@ def test_chain_of_resizes_ends_with_the_weights_of_a_fixed_size(
     ],
     ids=json.dumps,
 )
-def test_chain_of_resizes_uses_each_sample_once_with_inexact_reductions(
+def test_run_with_many_resizes_uses_each_sample_once_with_compressed_gradients(
     launcher: Launcher, tmp_path: Path, parallel: dict[str, Any]
 ) -> None:
     config = BASE | PLAIN | {"parallel": parallel}

@@ -50,7 +50,7 @@ def test_killed_run_ends_with_the_bits_of_an_uninterrupted_one(
     assert [ends[0][key] for key in facts] == [ends[1][key] for key in facts]
 
 
-def test_run_resumed_on_a_reporting_step_reports_no_missing_loss(
+def test_run_resumed_on_a_reporting_step_reports_a_finite_loss(
     launcher: Launcher, tmp_path: Path
 ) -> None:
     arguments = [TASK, "--global_batch=6", "--log.every_steps=5", "--schedule.name=constant"]
@@ -135,7 +135,7 @@ def test_task_that_changes_its_optimizer_is_an_error(
 
 
 @pytest.mark.parametrize("name", ["adamw", "sgd"])
-def test_state_of_an_older_release_names_its_optimizer_in_the_config(name: str) -> None:
+def test_optimizer_of_an_older_releases_checkpoint_is_read_from_its_config(name: str) -> None:
     run = opened()  # It uses sgd.
     taken = gather(run.learner, run.task)
     assert taken

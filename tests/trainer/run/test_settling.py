@@ -1,4 +1,4 @@
-"""A rank counts as one that saves, evaluates or rolls back only while it does."""
+"""Tests that the activity of a rank is a save, evaluation or rollback only during it."""
 
 from pathlib import Path
 
@@ -13,10 +13,10 @@ from ddp_wire.activity import Activity
 from tests.trainer.runs import opened
 
 
-def test_device_finishes_updates_before_a_save_and_before_an_evaluation(
+def test_device_finishes_all_updates_before_a_save_and_an_evaluation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a GPU the updates wait for other ranks. An update has a shorter limit than a save."""
+    """On a GPU pending updates may wait for other ranks, and an update has a shorter limit."""
     seen: list[str] = []
     run = opened(
         max_steps=6,
@@ -44,7 +44,9 @@ def test_device_finishes_updates_before_a_save_and_before_an_evaluation(
             assert not {"FORWARD", "BACKWARD", "OPTIMIZER"} & set(seen[since:at])
 
 
-def test_rollback_has_the_limit_of_a_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rollback_has_the_hang_limit_of_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The volume may be slow. An exchange has the short limit of an update."""
     run = opened(
         max_steps=5,

@@ -1,4 +1,4 @@
-"""Somebody changes the code or the data of a task between two attempts."""
+"""Tests of changes of a task's code or data between two attempts."""
 
 import importlib
 import json
@@ -19,7 +19,7 @@ TASKS = Path(__file__).parents[1] / "sample_tasks.py"
 
 
 def fingerprint(path: str) -> str:
-    """Load a task's module as a new process does, and return its fingerprint."""
+    """Load a task's module as a new process does, and return the fingerprint of its code."""
     importlib.invalidate_caches()
     name = path.partition(":")[0]
     for loaded in [n for n in sys.modules if n.partition(".")[0] == name.partition(".")[0]]:
@@ -51,7 +51,7 @@ def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("planted_package.task:build", "planted_package/model.py"),
     ],
 )
-def test_changed_file_changes_the_fingerprint(code: Path, path: str, file: str) -> None:
+def test_changed_source_file_changes_the_code_fingerprint(code: Path, path: str, file: str) -> None:
     before = fingerprint(path)
     assert fingerprint(path) == before
     (code / file).write_text((code / file).read_text() + "D = 1  # rogue\n")
@@ -59,13 +59,13 @@ def test_changed_file_changes_the_fingerprint(code: Path, path: str, file: str) 
     sys.modules.pop("planted_sibling", None)
 
 
-def test_other_files_of_the_folder_count_only_if_they_are_loaded(code: Path) -> None:
+def test_other_files_of_the_folder_are_in_the_code_fingerprint_only_if_loaded(code: Path) -> None:
     before = fingerprint("planted_task:build")
     (code / "notes.py").write_text("E = 1\n")
     assert fingerprint("planted_task:build") == before
 
 
-def test_bundled_task_has_no_fingerprint() -> None:
+def test_bundled_task_has_no_code_fingerprint() -> None:
     assert source_fingerprint("ddp_trainer.tasks.miniresnet:build") == ""
 
 

@@ -43,7 +43,7 @@ def events(capsys: pytest.CaptureFixture[str], kind: str) -> list[dict[str, Any]
     return [event for event in found if event["event"] == kind]
 
 
-def test_hook_sees_every_update_and_its_state_survives_a_resume(tmp_path: Path) -> None:
+def test_hook_after_update_runs_for_every_update_and_its_state_is_resumed(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"global_batch": 10, "max_steps": 8}
     settings["schedule"] = {"name": "constant", "warmup_steps": 0}
     whole = trained(TEACHER, **settings)
@@ -71,7 +71,7 @@ def test_hook_sees_every_update_and_its_state_survives_a_resume(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("strategy", ["zero1", "fsdp2"])
-def test_hook_reads_and_changes_whole_weights_with_each_strategy(
+def test_hook_after_update_reads_and_changes_whole_weights_with_each_strategy(
     launcher: Launcher, tmp_path: Path, strategy: str
 ) -> None:
     arguments = ["--task=sample_tasks:build_hook", "--global_batch=10", "--max_steps=6"]
@@ -89,7 +89,9 @@ def test_hook_reads_and_changes_whole_weights_with_each_strategy(
         assert file == "task.safetensors" or max(t.abs().max() for t in one.values()) == 0.25
 
 
-def test_hook_has_exact_weights_when_fsdp2_gathers_bf16(launcher: Launcher, tmp_path: Path) -> None:
+def test_hook_after_update_sees_exact_weights_when_fsdp2_gathers_bf16(
+    launcher: Launcher, tmp_path: Path
+) -> None:
     arguments = [f"--task={TEACHER}", "--precision=bf16", "--parallel.strategy=fsdp2"]
     arguments += ["--global_batch=10", "--max_steps=3", f"--checkpoint.directory={tmp_path}"]
     gang = launcher.train(*arguments, world=2)
@@ -109,10 +111,10 @@ MEMBERS = {
     "metrics": {Activity.EVALUATION},
     "state_dict": {Activity.STARTING, Activity.CHECKPOINT},
 }
-"""Activities in which the agent may see a rank while it is in a member of the task."""
+"""Activities that the agent may see while a rank runs a member of the task."""
 
 
-def test_agent_sees_in_which_member_of_the_task_a_rank_is(
+def test_activity_shows_which_member_of_the_task_a_rank_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: dict[str, set[Activity]] = {name: set() for name in MEMBERS}
@@ -164,7 +166,7 @@ def test_rollback_restores_the_state_of_the_task(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_state_on_one_side_only_is_a_warning(
+def test_task_state_missing_in_checkpoint_or_task_causes_a_warning(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], before: str, after: str, sentence: str
 ) -> None:
     settings = {"max_steps": 1, "checkpoint": {"directory": str(tmp_path)}}
@@ -183,7 +185,7 @@ def test_state_that_cannot_be_saved_is_refused_before_the_training() -> None:
     )
 
 
-def test_state_needs_both_functions() -> None:
+def test_task_state_needs_both_state_dict_and_load_state_dict() -> None:
     task = ProbeTask.__new__(ProbeTask)
     task.model, task.train_data, task.eval_data = nn.Linear(1, 1), [1], None
     task.state_dict = dict  # type: ignore[attr-defined]
@@ -191,7 +193,7 @@ def test_state_needs_both_functions() -> None:
         check_task(task, "here:build")
 
 
-def test_module_has_no_state_besides_its_model() -> None:
+def test_task_that_is_a_module_has_no_state_besides_its_model() -> None:
     class OwnState(nn.Module):
         def state_dict(self) -> dict[str, Any]:  # type: ignore[override]
             return {}
@@ -228,11 +230,11 @@ def host_syncs(path: str) -> int:
     return sum(event.name == "aten::_local_scalar_dense" for event in profiler.events() or [])
 
 
-def test_parts_of_the_loss_cost_no_host_sync() -> None:
+def test_parts_of_the_loss_cause_no_host_sync() -> None:
     assert host_syncs(TEACHER) == host_syncs("sample_tasks:build")
 
 
-def test_names_of_parts_must_stay_the_same() -> None:
+def test_names_of_loss_parts_must_stay_the_same() -> None:
     parts, one = LossParts(CPU), torch.tensor(1.0)
     parts.add({"b": one, "a": one}, one)
     with pytest.raises(InputError) as error:
@@ -243,7 +245,7 @@ def test_names_of_parts_must_stay_the_same() -> None:
     )
 
 
-def test_report_clears_the_sums() -> None:
+def test_report_clears_the_sums_of_loss_parts() -> None:
     parts = LossParts(CPU)
     assert parts.read().tolist() == [0.0] * PLACES
     for _ in range(2):
@@ -269,7 +271,7 @@ def test_parts_of_a_skipped_loss_are_left_out() -> None:
         (dict.fromkeys(map(str, range(17)), 1.0), "task: loss must have at most 16 parts, not 17"),
     ],
 )
-def test_wrong_parts_are_refused(parts: dict[str, Any], sentence: str) -> None:
+def test_invalid_loss_parts_are_refused(parts: dict[str, Any], sentence: str) -> None:
     run = opened()
     run.learner.objective.loss = lambda *_: Weighted(  # type: ignore[assignment]
         torch.zeros((), requires_grad=True), 1, parts
@@ -278,7 +280,7 @@ def test_wrong_parts_are_refused(parts: dict[str, Any], sentence: str) -> None:
         train_step(run.learner, next(by_update(run.train_loader)), 0, 1.0)
 
 
-def test_two_ranks_report_the_parts_and_resume_the_state_of_one(
+def test_two_ranks_report_loss_parts_and_resume_the_task_state(
     launcher: Launcher, tmp_path: Path
 ) -> None:
     arguments = [f"--task={TEACHER}", "--global_batch=10", "--log.every_steps=2"]
@@ -297,7 +299,7 @@ def test_two_ranks_report_the_parts_and_resume_the_state_of_one(
         assert mine["loss_parts"] == pytest.approx(theirs["loss_parts"], rel=1e-3)
 
 
-def test_different_parts_on_two_ranks_end_both(launcher: Launcher) -> None:
+def test_different_loss_parts_on_two_ranks_end_both_ranks(launcher: Launcher) -> None:
     arguments = ["--task=sample_tasks:build_teacher_by_rank", "--max_steps=2", "--epochs=1"]
     gang = launcher.train(*arguments, "--log.every_steps=1", "--eval_every_steps=9", world=2)
     assert gang.wait() == [2, 2], gang.err(0)

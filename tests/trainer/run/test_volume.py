@@ -30,7 +30,7 @@ def test_ranks_wait_longer_for_a_checkpoint_than_for_a_collective(
     assert saved["seconds"] > 1.0
 
 
-def test_all_ranks_end_alike_if_rank_0_cannot_read_the_checkpoint(
+def test_all_ranks_exit_with_the_same_code_if_rank_0_cannot_read_the_checkpoint(
     launcher: Launcher, tmp_path: Path
 ) -> None:
     trained_once(launcher, tmp_path)
@@ -43,7 +43,7 @@ def test_all_ranks_end_alike_if_rank_0_cannot_read_the_checkpoint(
     assert sorted(tmp_path.glob("step-*")) == before
 
 
-def test_failed_save_is_a_warning_and_the_last_one_ends_all_ranks_alike(
+def test_failed_save_is_a_warning_and_a_failed_last_save_ends_all_ranks(
     launcher: Launcher, tmp_path: Path
 ) -> None:
     gang = train(launcher, "ENOSPC", tmp_path, "--max_steps=2", "--checkpoint.every_steps=1")

@@ -46,14 +46,14 @@ def test_miniresnet_learns_the_digits_under_torchrun(tmp_path: Path) -> None:
     assert summary["seconds"] < 30
 
 
-def test_digits_are_those_of_scikit_learn() -> None:
+def test_digits_data_set_equals_that_of_scikit_learn() -> None:
     shipped = resources.files("ddp_trainer.tasks") / "data" / "digits.csv.gz"
     original = resources.files("sklearn.datasets.data") / "digits.csv.gz"
     assert shipped.read_bytes() == original.read_bytes()
     assert len(digits().train.images) + len(digits().test.images) == 1797
 
 
-def test_gpt_learns_characters(launcher: Launcher) -> None:
+def test_gpt_learns_to_predict_characters(launcher: Launcher) -> None:
     gang = launcher.train(
         "--task=ddp_trainer.tasks.gpt:build",
         "--max_steps=90",
@@ -149,7 +149,7 @@ def test_cifar10_rejects_missing_and_malformed_files(tmp_path: Path) -> None:
         ({"data": "cifar"}, "'digits', 'cifar10' or 'synthetic'"),
     ],
 )
-def test_miniresnet_rejects_settings_that_contradict(
+def test_miniresnet_rejects_settings_that_contradict_each_other(
     settings: dict[str, str | int], sentence: str
 ) -> None:
     with pytest.raises(InputError, match=re.escape(sentence)):

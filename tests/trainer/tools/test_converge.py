@@ -36,7 +36,7 @@ def outcome(loss: float, **other: Any) -> Outcome:
     return Outcome(**plain | other)
 
 
-def test_combinations_keep_the_number_of_samples_and_the_warm_up() -> None:
+def test_settings_of_each_combination_keep_the_number_of_samples_and_the_warm_up() -> None:
     config = resolve({"max_steps": 40, "global_batch": 16, "schedule": {"warmup_steps": 8}})
     document = settings_for(config, Combination(2, 64), 16, None)
     assert document["max_steps"] == 10
@@ -87,7 +87,7 @@ def test_losses_are_averaged_by_quarter() -> None:
     assert math.isnan(first or 0.0)
 
 
-def test_ranks_are_compared_with_the_fewest_and_batches_with_the_first() -> None:
+def test_each_result_is_compared_with_the_fewest_ranks_and_the_first_batch() -> None:
     outcomes = {
         Combination(1, 32): outcome(1.0),
         Combination(2, 32): outcome(1.04),
@@ -117,12 +117,12 @@ def test_comparison_reports_a_failed_training(failed: Outcome, problem: str) -> 
         assert rows[1].problem == problem
 
 
-def test_loss_without_evaluation_is_that_of_the_last_quarter() -> None:
+def test_loss_without_an_evaluation_is_the_loss_of_the_last_quarter() -> None:
     assert outcome(0.0, metrics={}).loss == 1.5
     assert outcome(0.0, metrics={}, losses=[1.2, None, 1.1, None]).loss == 1.1
 
 
-def test_table_contains_all_columns() -> None:
+def test_converge_table_contains_all_columns() -> None:
     rows = compare({Combination(1, 32): outcome(1.0), Combination(2, 32): outcome(1.02)}, LIMITS)
     assert table(rows).splitlines()[-1] == (
         "| 2 | 32 | 320 | 10 | 0.1 | 4 3 2 1.5 | 1.02 | +2.0% | - | 1 | ok |"
@@ -160,7 +160,7 @@ def test_one_and_two_ranks_reach_similar_losses(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_command_fails_if_a_batch_learns_worse_or_not_at_all(tmp_path: Path) -> None:
+def test_converge_fails_if_a_batch_learns_worse_or_not_at_all(tmp_path: Path) -> None:
     settings = ["--max_steps=8", "--global_batch=10", "--batches=10,40", "--ranks=1"]
     done = converge(tmp_path, *settings, "--worse=-0.99")
     assert done.returncode == 1
@@ -189,7 +189,7 @@ def test_command_fails_if_a_batch_learns_worse_or_not_at_all(tmp_path: Path) -> 
         ),
     ],
 )
-def test_command_reports_a_mistake_in_one_sentence(
+def test_converge_reports_a_mistake_in_one_sentence(
     tmp_path: Path, arguments: list[str], sentence: str
 ) -> None:
     done = converge(tmp_path, *arguments)

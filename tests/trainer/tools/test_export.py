@@ -123,7 +123,7 @@ class Scaled(torch.nn.Module):
         return x * factor if x.sum() > 0 else x
 
 
-def test_model_that_torch_cannot_trace_is_one_sentence(tmp_path: Path) -> None:
+def test_model_that_torch_cannot_trace_is_reported_in_one_sentence(tmp_path: Path) -> None:
     call = CallArguments((torch.ones(2, 3),), {"factor": torch.full((2, 1), 3.0)})
     traced = TracedModel(Scaled(), call, call)
     sentence = (
@@ -207,7 +207,7 @@ def test_read_error_never_exports_an_older_checkpoint(
     assert len(waits) == 4
 
 
-def test_checkpoint_that_no_trainer_wrote_is_skipped(tmp_path: Path) -> None:
+def test_export_skips_a_checkpoint_that_no_trainer_wrote(tmp_path: Path) -> None:
     saved(tmp_path, 10, 20)
     rewrite("state.json", b'{"step": 20}')(tmp_path)
     assert find_checkpoint(tmp_path).name == "step-00000010.attempt-1"

@@ -32,7 +32,7 @@ def verify(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-def test_all_cases_agree(tmp_path: Path) -> None:
+def test_verify_finds_equal_weights_in_all_cases(tmp_path: Path) -> None:
     task = ["--task.dropout=0.5", "--task.uneven=true", "--task.unused=true"]
     unused = "--parallel.find_unused_parameters=true"
     done = verify(tmp_path, "sample_tasks:build", *task, unused)
@@ -49,11 +49,11 @@ def test_all_cases_agree(tmp_path: Path) -> None:
 
 
 TWO = ("--ranks=2", "--strategies=ddp")
-"""Enough ranks for a mistake that does not depend on their number or strategy."""
+"""Options for two ranks, enough for a mistake that depends on no number of ranks or strategy."""
 CASES = [("ddp", "1"), ("ddp", "4"), ("zero1", "1"), ("fsdp2", "1")]
 
 
-def test_wrong_strategies_are_one_sentence() -> None:
+def test_invalid_strategies_are_refused_in_one_sentence() -> None:
     sentence = 'from ddp, zero1, fsdp2, separated by commas, not "ddp,fsdp"'
     with pytest.raises(InputError, match=sentence):
         commands._strategies("ddp,fsdp")
@@ -62,7 +62,7 @@ def test_wrong_strategies_are_one_sentence() -> None:
 
 # Remainders of 1 and 4: more ranks than cores take seconds, and test_sampler has all sizes.
 @pytest.mark.slow
-def test_uneven_shares_are_exact(tmp_path: Path) -> None:
+def test_verify_finds_equal_weights_with_uneven_batches(tmp_path: Path) -> None:
     options = ["--ranks=3,6", "--steps=3", "--global_batch=16"]
     done = verify(tmp_path, "sample_tasks:build", *options, "--task.uneven=true")
     assert done.returncode == 0, done.stderr
@@ -72,7 +72,7 @@ def test_uneven_shares_are_exact(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_strategy_that_cannot_train_the_task_is_listed(tmp_path: Path) -> None:
+def test_verify_lists_a_strategy_that_cannot_train_the_task(tmp_path: Path) -> None:
     task = ["model_mistakes:build", "--task.name=number_as_a_weight", "--steps=2", "--ranks=2"]
     done = verify(tmp_path, *task)
     assert done.returncode == 0, done.stderr
@@ -88,7 +88,7 @@ def test_strategy_that_cannot_train_the_task_is_listed(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_command_detects_a_task_whose_ranks_differ(tmp_path: Path) -> None:
+def test_verify_detects_a_task_whose_ranks_differ(tmp_path: Path) -> None:
     done = verify(tmp_path, "sample_tasks:build", *TWO, "--steps=3", "--task.noise=0.5")
     assert done.returncode == 1
     assert "TOO LARGE" in done.stdout
@@ -96,7 +96,7 @@ def test_command_detects_a_task_whose_ranks_differ(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_command_refuses_augmentation_without_a_seed(launcher: Launcher) -> None:
+def test_verify_refuses_augmentation_without_a_seed(launcher: Launcher) -> None:
     task = ["mistakes:build", "--task.name=augmentation_without_a_seed"]
     gang = launcher.call("rank_processes:run_command", ["verify", *task, *TWO], world=None)
     assert gang.wait() == [2]
@@ -108,7 +108,7 @@ def test_command_refuses_augmentation_without_a_seed(launcher: Launcher) -> None
 
 
 @pytest.mark.slow
-def test_command_uses_the_optimizer_of_the_task(tmp_path: Path) -> None:
+def test_verify_uses_the_optimizer_of_the_task(tmp_path: Path) -> None:
     compiled = ["--compile=true", "--compile_dynamic=true", "--compile_mode=default"]
     done = verify(tmp_path, "sample_tasks:build_own", "--ranks=2", "--steps=3", *compiled)
     assert done.returncode == 0, done.stderr
@@ -121,7 +121,7 @@ def test_command_uses_the_optimizer_of_the_task(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_command_reports_a_mistake_in_one_sentence(tmp_path: Path) -> None:
+def test_verify_reports_a_mistake_in_one_sentence(tmp_path: Path) -> None:
     done = verify(tmp_path, "sample_tasks:build", "--global_batch=3")
     assert done.returncode == 2
     assert done.stderr == (
@@ -133,7 +133,7 @@ def test_command_reports_a_mistake_in_one_sentence(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_command_states_what_happens_to_live_buffers(tmp_path: Path) -> None:
+def test_verify_states_how_buffers_are_treated(tmp_path: Path) -> None:
     done = verify(tmp_path, "buffer_tasks:build", *TWO, "--steps=2", "--task.kind=queue")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == (
@@ -152,7 +152,7 @@ def test_command_states_what_happens_to_live_buffers(tmp_path: Path) -> None:
         ({"stray": True}, "broadcast", "6 of their numbers differ  NOT EQUAL", False),
     ],
 )
-def test_buffers_of_two_ranks_are_compared(
+def test_verify_compares_the_buffers_of_two_ranks(
     launcher: Launcher, task: dict[str, Any], policy: str, end: str | None, valid: bool
 ) -> None:
     settings = {"max_steps": 3, "task": task, "parallel": {"buffers": policy}}
@@ -166,7 +166,7 @@ def test_buffers_of_two_ranks_are_compared(
     assert found["valid"] == valid
 
 
-def test_difference_is_infinite_for_nan_or_a_missing_tensor() -> None:
+def test_weight_difference_is_infinite_for_nan_or_a_missing_tensor() -> None:
     one = {"a": torch.tensor([1.0, 2.0])}
     assert largest_difference(one, {"a": torch.tensor([1.0, 2.5])}) == 0.5
     assert largest_difference(one, {"a": torch.tensor([1.0, float("nan")])}) == float("inf")

@@ -1,4 +1,4 @@
-"""Trackers: one run over all attempts, no step twice, and no failure that ends a run."""
+"""Tests of trackers: one tracked run over all attempts, no step twice, no failure ends a run."""
 
 import inspect
 import json
@@ -87,13 +87,13 @@ def parsed(event: bytes) -> tuple[int, dict[str, float]] | None:
     return found[2], {pair[1].decode(): pair[2] for pair in pairs}
 
 
-def test_checksum_is_that_of_tensorflow() -> None:
+def test_record_checksum_equals_that_of_tensorflow() -> None:
     # CRC-32C of "123456789" is 0xE3069283 (RFC 3720, appendix B.4 describes the polynomial).
     rotated = ((0xE3069283 >> 15) | (0xE3069283 << 17)) & 0xFFFFFFFF
     assert masked_crc32c(b"123456789") == (rotated + 0xA282EAD8) & 0xFFFFFFFF
 
 
-def test_attempts_log_to_one_run_and_no_step_twice(
+def test_attempts_log_to_one_tracked_run_and_no_step_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = stubs.install(monkeypatch)
@@ -135,7 +135,7 @@ def test_evaluation_of_a_reported_step_is_logged(tmp_path: Path) -> None:
     assert scalars(tmp_path) == [(7, {"train/loss": 0.5}), (7, {"eval/accuracy": 0.75})]
 
 
-def test_failing_tracker_is_one_warning_and_stops_no_other(
+def test_failing_tracker_causes_one_warning_and_stops_no_other_tracker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = stubs.install(monkeypatch)
@@ -147,13 +147,13 @@ def test_failing_tracker_is_one_warning_and_stops_no_other(
     (warning,) = attempt(tmp_path, 1, 100, 200)
     assert warning == (
         "log.trackers: mlflow failed: ConnectionError: no route to host; training continues, and"
-        " later failures of it are not reported"
+        " later failures of this tracker are not reported"
     )
     assert [step for step, _ in scalars(tmp_path)] == [100, 200]
     assert sum(name == "wandb.Run.log" for name, _ in calls) == 2
 
 
-def test_unusable_directory_is_a_warning_of_each_writer(tmp_path: Path) -> None:
+def test_unusable_directory_causes_one_warning_of_each_tracker(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     warnings = attempt(tmp_path / "file", 1, 1, 2, names=["tensorboard"])
     assert [text.split(":")[1] for text in warnings] == [" trackers failed", " tensorboard failed"]
@@ -177,7 +177,7 @@ def test_hanging_tracker_delays_nothing(tmp_path: Path, monkeypatch: pytest.Monk
     released.set()
 
 
-def test_missing_package_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tracker_whose_package_is_missing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     check_installed(["tensorboard"])
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(InputError) as error:
@@ -188,7 +188,7 @@ def test_missing_package_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def test_trackers_need_a_directory() -> None:
+def test_trackers_require_a_checkpoint_directory() -> None:
     with pytest.raises(InputError, match=r"^config: log.trackers requires checkpoint.directory"):
         resolve({"log": {"trackers": ["wandb"]}})
 
@@ -206,7 +206,7 @@ def test_run_logs_progress_and_evaluations(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("package", ["mlflow", "wandb"])
-def test_recorded_signatures_are_those_of_the_installed_package(package: str) -> None:
+def test_recorded_function_signatures_equal_those_of_the_installed_package(package: str) -> None:
     module: Any = pytest.importorskip(package)
     for name, recorded in stubs.RECORDED.items():
         if name.startswith(package):

@@ -4,7 +4,7 @@ from tests.trainer.user_tasks.drives import FIGURES, SEED
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print the figures of all drives of this process."""
+    """Print the results of all task runs of this process."""
     if not FIGURES:
         return
     terminalreporter.section(f"tasks as users write them, SEED={SEED}")
@@ -14,6 +14,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         compared = [figure for figure in drive if figure.difference is not None]
         largest = max(compared, key=lambda figure: figure.difference or 0.0, default=None)
         found = f", largest difference {largest.difference:.1e} ({largest.task})" if largest else ""
-        terminalreporter.write_line(f"{name}: {tasks} tasks, {len(drive)} drives{found}")
+        terminalreporter.write_line(f"{name}: {tasks} tasks, {len(drive)} test runs{found}")
     tasks = len({figure.task for figure in FIGURES})
-    terminalreporter.write_line(f"in all: {tasks} tasks, {len(FIGURES)} drives")
+    terminalreporter.write_line(f"in all: {tasks} tasks, {len(FIGURES)} test runs")

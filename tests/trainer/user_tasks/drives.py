@@ -1,4 +1,4 @@
-"""Commands that drive the tasks, and the figures that they give."""
+"""Run the tasks through the trainer's commands, and collect the results."""
 
 import json
 import os
@@ -31,7 +31,7 @@ SEED = int(os.environ.get("DDP_SEED") or "0")
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """What a run uses beside its task."""
+    """Strategy and other options of a run, besides its task."""
 
     strategy: Strategy
     ema: bool
@@ -48,7 +48,7 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """The result of one drive."""
+    """The result of one test run of a task."""
 
     task: str
     drive: str
@@ -57,17 +57,17 @@ class Figure:
 
 
 FIGURES: list[Figure] = []
-"""The results of all drives of this process, for the summary."""
+"""Results of all test runs of this process, for the summary."""
 
 
 def cases(drive: int, *variants: object) -> list[Any]:
-    """Return the parameters of a drive: each task, with each variant if there are any.
+    """Return the parameters of a test: each task, with each variant if there are any.
 
-    Those that only `make test-tasks` runs are marked. `make test` has a third of the tasks, each
-    with one variant.
+    Parameters that only `make test-tasks` runs are marked. `make test` runs a third of the tasks,
+    each with one variant.
 
     Args:
-        drive: Number of the drive, which selects the third.
+        drive: Number of the test, which selects the third.
         variants: Variants of the runs.
     """
     found = []
@@ -92,7 +92,7 @@ def command(launcher: Launcher, name: str, task: UserTask, *settings: str) -> Ga
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """Starts the runs of one task with the same settings."""
+    """Object that starts runs of one task with the same settings."""
 
     launcher: Launcher
     task: UserTask
@@ -105,7 +105,7 @@ class Runs:
         return self.launcher.train(*self._arguments(name), world=world)
 
     def train_and_kill(self, name: str, world: int) -> None:
-        """Train, and end one rank with SIGKILL within the epoch that the checkpoint is in.
+        """Train, and end one rank with SIGKILL within the epoch of the checkpoint.
 
         The seed selects the rank and the update.
         """
@@ -139,7 +139,7 @@ def killed(argument: dict[str, object]) -> int:
 
 
 def finish(gang: Gang, resumed: bool = False) -> Gang:
-    """Wait for a run that must end well, and check from where it began."""
+    """Wait for a run that must succeed, and check at which step it began."""
     codes = gang.wait(WAIT)
     assert not any(codes), f"{codes}\n{gang.err(0)}\n{gang.err(len(codes) - 1)}"
     assert [event["step"] for event in gang.events("resume")] == [SAVED] * resumed

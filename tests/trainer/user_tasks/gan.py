@@ -41,7 +41,7 @@ class Gan(nn.Module):
         self.critic = nn.Sequential(nn.Linear(2, 16), nn.SiLU(), nn.Linear(16, 1))
 
     def forward(self, real: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return scores of real points, of made points, and of made points for the generator."""
+        """Return scores of real points, and of generated points for critic and generator."""
         made = self.generator(noise)
         fixed = {name: weight.detach() for name, weight in self.critic.named_parameters()}
         return (

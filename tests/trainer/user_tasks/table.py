@@ -1,4 +1,4 @@
-"""The tasks of this folder, and what the number of ranks changes for each of them."""
+"""The tasks of this folder, with the effect of the number of ranks on each task."""
 
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -9,30 +9,32 @@ STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
 
 @dataclass(frozen=True, slots=True)
 class UserTask:
-    """One task, and the settings with which its drives run."""
+    """One task, and the settings with which the tests run it."""
 
     name: str
-    """Name of its module in this folder."""
+    """Name of the task's module in this folder."""
     settings: tuple[str, ...] = ()
     """Settings that the task needs."""
     depends: str = ""
-    """Why the trained weights depend on the number of ranks; empty if they do not."""
+    """Reason why the trained weights depend on the number of ranks. Empty if they do not."""
     verify: tuple[str, ...] = ()
-    """Settings with which `verify` can compare ranks. It turns off dropout and BatchNorm itself."""
+    """Settings with which `verify` can compare ranks. `verify` itself turns off dropout and
+    BatchNorm."""
     independent: tuple[str, ...] | None = ()
     """Settings with which the weights do not depend on the number of ranks; None if there are
     none."""
 
     untraceable: str = ""
-    """Why torch cannot trace the model, so that only its weights are exported."""
+    """Reason why torch cannot trace the model, so that the trainer exports only its weights. Empty
+    if torch can."""
     varies_on_cuda: str = ""
-    """Why two equal runs differ on CUDA; empty if they need not."""
+    """Reason why two equal runs may differ on CUDA. Empty if they do not differ."""
     has_optimizer: bool = False
     """Whether the task has its own optimizer, so that settings must not state one."""
 
     @property
     def path(self) -> str:
-        """The import path of its `build`."""
+        """Import path of the task's `build`."""
         return f"user_tasks.{self.name}:build"
 
 
@@ -90,14 +92,15 @@ TASKS = (
     ),
     UserTask("lora"),
 )
-"""`make test` has each of them in a third of the drives, by its place here. So a task that is slow
-to train (`text` compiles, `stream` starts worker processes) has a place that only verifies."""
+"""All tasks. `make test` runs each task in a third of the tests, which its index selects
+(`sample`). So a task that is slow to train (`text` compiles, `stream` starts worker processes) has
+an index that only `verify` uses."""
 
 
 def sample(drive: int) -> tuple[UserTask, ...]:
-    """Return the third of the tasks with which `make test` makes a drive.
+    """Return the third of the tasks that `make test` runs in a test.
 
     Args:
-        drive: Number of the drive, from 0.
+        drive: Number of the test, from 0.
     """
     return TASKS[drive % 3 :: 3]

@@ -1,4 +1,4 @@
-"""A run that was killed within an epoch ends like one that was not."""
+"""Tests that a run killed within an epoch ends like an uninterrupted run."""
 
 import shutil
 from pathlib import Path
@@ -23,7 +23,7 @@ from tests.trainer.user_tasks.table import STRATEGIES, UserTask
 
 VARIANTS = [Variant(strategy, ema) for strategy in STRATEGIES for ema in (False, True)]
 SGD = ("--optimizer.name=sgd", "--optimizer.lr=0.05")
-"""Adam divides by the size of a gradient, so that in fp32 it shows the noise of tiny gradients."""
+"""Settings of SGD. Adam divides by the gradient's size, which amplifies fp32 noise."""
 
 
 @pytest.mark.slow
@@ -68,7 +68,7 @@ def test_other_numbers_of_ranks_give_the_same_weights(
 
 
 def resume_elsewhere(runs: Runs, world: int) -> float:
-    """Resume a copy of the killed run, and return its difference from the whole run."""
+    """Resume a copy of the killed run, and return its difference from the uninterrupted run."""
     name = f"resumed-{world}"
     shutil.copytree(runs.home / "broken", runs.home / name)
     finish(runs.train(name, world), resumed=True)

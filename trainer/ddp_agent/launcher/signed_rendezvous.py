@@ -1,7 +1,7 @@
 """Make torchrun's rendezvous load only data that an agent of the same job has signed.
 
 torch stores the pickled state of the rendezvous in a store. The store accepts every client that
-reaches its port, and each node unpickles the state. So a stranger could execute code on all nodes.
+reaches its port, and each node unpickles the state. So an attacker could execute code on all nodes.
 torch has no setting that prevents this (docs/operate/network-policy.md).
 
 Process: launcher.

@@ -45,10 +45,10 @@ def gpu_problem(environment: Mapping[str, str]) -> str:
         return ""
     try:
         if torch.cuda._is_in_bad_fork():  # noqa: SLF001 (there is no other access)
-            return "an import has opened CUDA in the standby"
+            return "an import has initialised CUDA in the standby"
         seen = torch.cuda._device_count_nvml()  # noqa: SLF001 (likewise)
     except Exception as error:  # noqa: BLE001 (after any failure here a cold start is right)
-        return f"torch does not tell whether a fork can use CUDA: {error!r}"
+        return f"torch does not report whether a forked process can use CUDA: {error!r}"
     if seen < int(wanted):
         return f"NVML finds {max(seen, 0)} of the pod's {wanted} GPUs"
     return ""

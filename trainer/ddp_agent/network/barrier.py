@@ -295,8 +295,8 @@ class BarrierServer(StartBarrier):
         """Log the first message about each node that lacks the job's signature."""
         if not self._warned:
             _log.warning(
-                "the start barrier ignores a message in the name of node %d: it is not signed with"
-                " this job's secret, or was replayed",
+                "the start barrier ignores a message that claims to be from node %d: it is not"
+                " signed with this job's secret, or was replayed",
                 arrival.node_index,
             )
         self._warned = True

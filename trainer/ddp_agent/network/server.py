@@ -273,7 +273,7 @@ class _Handler(BaseHTTPRequestHandler):
             revision = int(query.get("revision", ["-1"])[0])
             wait = float(query.get("wait", ["0"])[0])
         except ValueError:
-            self._send(HTTPStatus.BAD_REQUEST, "revision and wait must be numbers\n")
+            self._send(HTTPStatus.BAD_REQUEST, "the parameters revision and wait must be numbers\n")
             return
         wait = min(max(wait, 0.0), LONGEST_WAIT_SECONDS) if math.isfinite(wait) else 0.0
         status = self.server.status.wait_for_change(revision, wait)

@@ -228,9 +228,9 @@ class AttemptStarter:
         """Replace a standby that has ended, but only once. Return whether no wait is necessary."""
         self._close_standby()
         if self._has_replaced:
-            _log.warning("two standbys have ended, so the attempt starts cold")
+            _log.warning("the standby has ended twice, so the attempt starts cold")
             return True
-        _log.warning("the standby has ended, and another one starts")
+        _log.warning("the standby has ended, and the agent starts a new one")
         self._has_replaced = True
         self.ensure_standby()
         return self._standby is None

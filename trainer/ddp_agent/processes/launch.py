@@ -142,7 +142,7 @@ def command_problem(config: AgentConfig, environment: Mapping[str, str] | None =
     first, *rest = entry = _entrypoint(config.rank_command())
     if _lacks_program(entry):
         needs = "python needs a script, a module or code"
-        return f"spec.command: {needs}, and gets an empty argument or none"
+        return f"spec.command: {needs}, but gets none or an empty argument"
     if first == "--no-python":
         path = given.get("PATH", os.defpath)
         found = shutil.which(rest[0], path=path)

@@ -75,7 +75,8 @@ class HangDetector:
         self._found_at = 0.0
         """Time of the first finding, while the ranks make no progress."""
         self._overdue: frozenset[int] = frozenset()
-        """Local ranks that exceeded the limit that ends an attempt when they were asked."""
+        """Local ranks that exceeded the limit that ends an attempt when the agent inspected
+        them."""
         self._compiling: frozenset[int] = frozenset()
 
     @property

@@ -32,7 +32,7 @@ _MOST_METRICS = 32
 _LONGEST_NAME = 64
 
 INFO = Family(
-    "ddp_agent_info", Kind.GAUGE, "Attempt and phase of the node. Always 1.",
+    "ddp_agent_info", Kind.GAUGE, "Attempt and phase of the node, as labels. Always 1.",
     (*_NODE, "attempt", "phase"),
 )  # fmt: skip
 THROTTLED = Family(
@@ -69,11 +69,12 @@ UPDATE_SECONDS = Family(
 )
 DATA_WAIT = Family(
     "ddp_train_data_wait_seconds_total", Kind.COUNTER,
-    "Time in which the rank had no batch to train on. It is part of the updates.", _RANK,
+    "Time in which the rank waited for a batch. ddp_train_update_seconds_total includes it.",
+    _RANK,
 )  # fmt: skip
 CHECKPOINT_SECONDS = Family(
     "ddp_train_checkpoint_seconds_total", Kind.COUNTER,
-    "Time in which training stood still for checkpoints.", _RANK,
+    "Time in which training waited for checkpoints.", _RANK,
 )  # fmt: skip
 EVALUATION_SECONDS = Family(
     "ddp_train_evaluation_seconds_total", Kind.COUNTER, "Duration of the evaluations.", _RANK
@@ -105,7 +106,7 @@ ALLREDUCE = Family(
 )  # fmt: skip
 ALLREDUCE_OVERLAP = Family(
     "ddp_train_allreduce_overlap_seconds", Kind.GAUGE,
-    "Part of ddp_train_allreduce_seconds in which the backward pass computed.", _JOB,
+    "Part of ddp_train_allreduce_seconds in which the backward pass still computed.", _JOB,
 )  # fmt: skip
 THROUGHPUT = Family(
     "ddp_train_samples_per_second", Kind.GAUGE,
@@ -137,7 +138,7 @@ GPU_ECC = Family(
 )  # fmt: skip
 GPU_XID = Family(
     "ddp_gpu_xid_errors_total", Kind.COUNTER,
-    "XID errors that the driver reported since the agent started. XIDs above 255 are other.",
+    "XID errors that the driver reported since the agent started. Numbers above 255 are `other`.",
     (*_GPU, "xid"),
 )  # fmt: skip
 

@@ -111,7 +111,7 @@ def _check(file: str, kind: type[BaseModel], document: Any) -> None:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
         raise BrokenCheckpointError(
-            f"{file} is not what a trainer writes ({place}: {first['msg']:.80})"
+            f"{file} has an invalid value ({place}: {first['msg']:.80})"
         ) from error
 
 
@@ -128,5 +128,5 @@ def _check_task(described: list[list[Any]], document: Any) -> None:
     except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         kind = type(error).__name__
         raise BrokenCheckpointError(
-            f"{TASK_REST} is not what a trainer writes ({kind}: {error!s:.80})"
+            f"{TASK_REST} has an invalid value ({kind}: {error!s:.80})"
         ) from error

@@ -16,9 +16,9 @@ from ddp_wire.contract import HISTORY_FILE
 from ddp_wire.files import open_file
 
 LARGEST_FILE = 64 << 20
-"""Size of the file in bytes at which no line is added any more."""
+"""Size of the file in bytes at which the writer stops adding lines."""
 LINES_PER_AGE = 5000
-"""Share of the run's age that must have passed since the last event of a type to keep another.
+"""Divisor of the run's age that gives the minimum time between two kept events of a type.
 
 So the number of lines grows with the logarithm of the run's age.
 """

@@ -94,7 +94,7 @@ class Decision:
     starvation: DataStarvation
     """Sums over starving ranks, over all ranks."""
     seconds: float
-    """Seconds since the last exchange, mean over ranks."""
+    """Seconds since the previous exchange of such values, mean over ranks."""
     rank_seconds: tuple[RankSeconds, ...] = ()
     """Durations of each rank. Empty above `MOST_RANKS` ranks."""
     parts: tuple[float, ...] = ()

@@ -24,11 +24,11 @@ FOLDER = "flight-recorder"
 PREFIX = "TORCH_FR_DUMP_TEMP_FILE"
 """Environment variable with the path prefix of torch's dumps, to which torch appends the rank."""
 OLD_PREFIX = "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"
-"""Name of the same variable in older versions of torch."""
+"""Name of the variable `PREFIX` in older versions of torch."""
 RECORD_SIZE = "TORCH_FR_BUFFER_SIZE"
 """Environment variable with the number of collectives that the flight recorder keeps."""
 OLD_RECORD_SIZE = "TORCH_NCCL_TRACE_BUFFER_SIZE"
-"""Name of the same variable in older versions of torch."""
+"""Name of the variable `RECORD_SIZE` in older versions of torch."""
 NEW_NCCL = "TORCH_DIST_USE_NCCL2"
 """Environment variable of torch from 2.15: `0` keeps the older implementation of NCCL's process
 group, whose timeouts and flight records this module supports. The newer one has not been tested

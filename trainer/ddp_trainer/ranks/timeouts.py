@@ -115,7 +115,7 @@ def _is_stall(error: Exception, newest: Wait, *, lost: bool) -> bool:
 
 
 def _stall(newest: Wait, ranks: Ranks) -> str:
-    """Exchange the waits with all other ranks. Return a message about the stall."""
+    """Exchange with all other ranks where each rank waits. Return a message about the stall."""
     own = newest.collective
     waits = _call_within(REPORT_SECONDS, partial(_waits_in_store, ranks.rank, own))
     dumped = _call_within(REPORT_SECONDS, partial(dump, ranks.rank, os.environ))
@@ -151,7 +151,7 @@ def _write_entry(rank: int, entry: str) -> None:
 
 
 def _waits_in_store(rank: int, own: str) -> dict[int, str]:
-    """Exchange the waits of all ranks. Return nothing if the store no longer exists."""
+    """Exchange where each rank waits. Return an empty dictionary if the store no longer exists."""
     try:
         return _exchange_waits(rank, own)
     except (RuntimeError, OSError):

@@ -10,7 +10,7 @@ from ddp_trainer.ranks.environment import Ranks
 from ddp_trainer.step import rehearse
 
 COMMUTATIVE_RANKS = 2
-"""Above two ranks the order of summation changes the result."""
+"""Maximum number of ranks for which the order of summation never changes the result."""
 
 
 def rehearse_if_needed(learner: Learner, ranks: Ranks, first: Callable[[], MicroBatch]) -> None:

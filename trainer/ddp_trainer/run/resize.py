@@ -50,8 +50,8 @@ def _mean_residues(learner: Learner, change: str, saved: Checkpoint) -> str | No
     if not used or not residues_in(saved.snapshot.compression):
         return None
     return (
-        f"{change}: each rank starts with the mean of the saved residues of powersgd, which adds to"
-        " the weights what the saved ones would have added"
+        f"{change}: each rank starts with the mean of the saved residues of powersgd, so their mean"
+        " over the ranks stays the same"
     )
 
 
@@ -60,7 +60,7 @@ def _other_draws(model: nn.Module, change: str) -> str | None:
         return None
     return (
         f"{change}: dropout draws other numbers than it would have drawn without the change,"
-        " because each rank has its own"
+        " because each rank draws its own"
     )
 
 
@@ -81,8 +81,8 @@ def _larger_passes(
     if before is None or now <= before or saved.world_size < world_size:
         return None
     return (
-        f"{change}: a forward pass has up to {now} samples, before {before}; set micro_batch to"
-        " limit the memory of a pass"
+        f"{change}: a forward pass has up to {now} samples instead of {before}; set micro_batch"
+        " to limit the memory of a pass"
     )
 
 

@@ -70,7 +70,7 @@ def _commit(run: Run, taken: Snapshot, start: float, *, required: bool) -> None:
         run: The run.
         taken: Whole snapshot of the learner and the task.
         start: Value of `time.monotonic()` at the start of the save.
-        required: As for `save`.
+        required: Whether a failure ends the run.
     """
     try:
         saved = run.checkpoints.save(Checkpoint(state_of(run), taken))

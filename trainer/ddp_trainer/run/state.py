@@ -124,7 +124,7 @@ def _dropped_buffers(learner: Learner, saved: Checkpoint) -> str | None:
             return None
         return (
             f"the checkpoint has the buffers of one rank, but now there are {world_size} ranks"
-            " (parallel.buffers is per_rank): all ranks start with the same ones"
+            " (parallel.buffers is per_rank): all ranks start with these buffers"
         )
     if kept is not None and before == world_size:
         return None

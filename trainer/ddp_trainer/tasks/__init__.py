@@ -1,1 +1,1 @@
-"""Bundled tasks. They use only what is available to a user's own task."""
+"""Bundled tasks. They use only interfaces that are open to a user's own task."""

@@ -13,7 +13,7 @@ from ddp_trainer.errors import InputError
 from ddp_trainer.task import RunEnv, Weighted
 
 EVAL_DIVISOR = 10
-"""The last 1/EVAL_DIVISOR of the text is the validation data."""
+"""Divisor that gives the validation data: the last 1/EVAL_DIVISOR of the text."""
 
 
 class GptConfig(BaseModel):
@@ -24,13 +24,13 @@ class GptConfig(BaseModel):
     context: int = Field(default=64, ge=8)
     """Context length, in characters."""
     layers: int = Field(default=2, ge=1)
-    """Transformer blocks."""
+    """Number of transformer blocks."""
     heads: int = Field(default=4, ge=1)
-    """Attention heads per block. Must divide `width`."""
+    """Number of attention heads per block. It must divide `width`."""
     width: int = Field(default=64, ge=8)
     """Size of the embedding of a character."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
-    """Fraction of activations that are dropped in training."""
+    """Fraction of activations that dropout sets to zero in training."""
     max_chars: int | None = Field(default=None, ge=1000)
     """Number of characters of the text to use. Default: all."""
 
@@ -42,7 +42,7 @@ class GptConfig(BaseModel):
 
 
 class Windows(torch.utils.data.Dataset[Tensor]):
-    """Data set of windows of context + 1 characters that predict each character once."""
+    """Data set of windows of `context` + 1 characters. Each character is predicted once."""
 
     def __init__(self, codes: Tensor, context: int) -> None:
         self.codes = codes
@@ -57,7 +57,7 @@ class Windows(torch.utils.data.Dataset[Tensor]):
 
 
 class Block(nn.Module):
-    """Causal self-attention and a feed-forward network, each normalised first as in GPT-2."""
+    """Causal self-attention and a feed-forward network, each after a LayerNorm as in GPT-2."""
 
     def __init__(self, cfg: GptConfig) -> None:
         super().__init__()
@@ -144,14 +144,14 @@ def build(cfg: GptConfig, env: RunEnv) -> GptTask:  # noqa: ARG001 - part of the
 
 
 def _flops(model: nn.Module, cfg: GptConfig) -> float:
-    """Return the FLOPs of one window, forward and backward (Chowdhery et al. 2022, appendix B)."""
+    """Return FLOPs per window, forward and backward (Chowdhery et al. 2022, appendix B)."""
     weights = sum(param.numel() for param in model.parameters()) - cfg.context * cfg.width
     attention = 12 * cfg.layers * cfg.width * cfg.context
     return float(cfg.context * (6 * weights + attention))
 
 
 def _text() -> str:
-    """Return the topics without repeated paragraphs, because validation data must be new text."""
+    """Return the topics without repeated paragraphs, so that validation text never occurs twice."""
     paragraphs: dict[str, str] = {}
     for name in sorted(topics):
         for paragraph in topics[name].split("\n\n"):

@@ -12,7 +12,7 @@ from ddp_trainer.errors import InputError
 
 CLASSES = 10
 TEST_EVERY = 5
-"""Every fifth sample is test data if the data set has no split. The seed does not change it."""
+"""Interval of test samples in a data set without a split. The seed does not affect the split."""
 
 _DIGITS = Path(__file__).parent / "data" / "digits.csv.gz"
 _DIGIT_MAX = 16.0
@@ -26,7 +26,7 @@ _SYNTHETIC_NOISE = 1.0
 
 @dataclass(frozen=True, slots=True)
 class LabelledImages:
-    """Images (n, channels, size, size) as floats or bytes, and their classes (n,)."""
+    """Images, float or byte tensor (n, channels, size, size), and their classes, tensor (n,)."""
 
     images: Tensor
     classes: Tensor
@@ -41,11 +41,11 @@ class ImageSet:
     mean: float
     """Mean of all stored values of the training images."""
     std: float
-    """Standard deviation of the same values."""
+    """Standard deviation of all stored values of the training images."""
 
 
 class Images(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
-    """Data set of images and classes. Each image is shifted by a few pixels at random."""
+    """Data set of images and classes. Each read shifts the image by a few pixels at random."""
 
     def __init__(self, part: LabelledImages, shift: int) -> None:
         self.images = part.images
@@ -60,7 +60,7 @@ class Images(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
         return images[0], classes[0]
 
     def __getitems__(self, indices: list[int]) -> tuple[Tensor, Tensor]:
-        """Return a whole batch: images (n, channels, size, size) and classes (n,)."""
+        """Return a batch: images of shape (n, channels, size, size) and classes of shape (n,)."""
         images, classes = self.images[indices], self.classes[indices]
         return (_shifted(images, self.shift) if self.shift else images), classes
 

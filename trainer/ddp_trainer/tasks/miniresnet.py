@@ -25,13 +25,14 @@ class MiniResNetConfig(BaseModel):
     directory: str | None = None
     """Directory with CIFAR-10's binary version."""
     count: int | None = Field(default=None, ge=10)
-    """Number of synthetic images, of which one in five is a test image. Default: 10,000."""
+    """Number of synthetic images. One in five is a test image. Default: 10,000."""
     width: int = Field(default=16, ge=8, multiple_of=8)
-    """Channels of the first stage. Each further stage doubles them."""
+    """Number of channels of the first stage. Each further stage doubles it."""
     blocks: int = Field(default=1, ge=1)
-    """Residual blocks per stage."""
+    """Number of residual blocks per stage."""
     shift: int = Field(default=0, ge=0, le=4)
-    """Maximum random shift of training images, in pixels. Useful from about 50 epochs on."""
+    """Maximum random shift of training images, in pixels. It helps only in runs of about 50 epochs
+    or more."""
 
     @model_validator(mode="after")
     def _fit_together(self) -> Self:
@@ -63,7 +64,7 @@ class ResidualBlock(nn.Module):
         self.shortcut = nn.Identity() if same else nn.Conv2d(inputs, outputs, 1, stride, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (n, inputs, h, w) to (n, outputs, h / stride, w / stride)."""
+        """Map a tensor of shape (n, inputs, h, w) to (n, outputs, h / stride, w / stride)."""
         y = functional.silu(self.norm1(x))
         z = self.conv1(y)
         z = self.conv2(functional.silu(self.norm2(z)))
@@ -98,7 +99,7 @@ class MiniResNet(nn.Module):
 
 
 class MiniResNetTask:
-    """Classification with cross-entropy. Reports loss and accuracy on the test images."""
+    """Classification with cross-entropy. Its metrics are loss and accuracy on the test images."""
 
     def __init__(self, cfg: MiniResNetConfig) -> None:
         data = _images(cfg)

@@ -1,4 +1,4 @@
-"""Train a task on the same samples at several world sizes and batches, and compare the losses."""
+"""Train a task at several world sizes and batches with equally many samples. Compare the losses."""
 
 import contextlib
 import io
@@ -46,8 +46,8 @@ class Outcome:
     lr: float
     """Peak learning rate."""
     losses: list[float | None]
-    """Mean training loss in each quarter of the updates. None if the quarter has no progress
-    line."""
+    """Mean training loss in each quarter of the updates. None for a quarter without a progress
+    event."""
     metrics: dict[str, float]
     """Metrics of the evaluation at the end."""
     seconds: float
@@ -56,7 +56,7 @@ class Outcome:
 
     @property
     def loss(self) -> float:
-        """Return the loss that is compared: that of the evaluation, or of the last quarter.
+        """Return the loss of the final evaluation, or else of the last quarter of the training.
 
         Return infinity if the training failed.
         """
@@ -72,7 +72,7 @@ def data_size(ranks: Ranks, task: str, document: Document) -> int | None:
     Args:
         ranks: The rank of this process, which must be the only rank.
         task: Import path `package.module:function`.
-        document: Settings.
+        document: Settings of the run.
 
     Raises:
         InputError: If the task or its settings are wrong.
@@ -86,13 +86,13 @@ def settings_for(
 ) -> Document:
     """Return the user's settings for one combination.
 
-    The number of samples stays the same, and so do warm-up and decay if they are stated in updates.
-    The learning rate is scaled to the batch.
+    The run uses about as many samples as with `base_batch`. Warm-up and decay that are given in
+    updates cover as many samples, too. The learning rate is scaled to the batch.
 
     Args:
-        config: The user's settings, which are meant for `base_batch`.
+        config: The user's settings, which apply to `base_batch`.
         combination: World size and global batch.
-        base_batch: Global batch for which learning rate and numbers of updates are meant.
+        base_batch: Global batch to which the learning rate and the numbers of updates apply.
         size: Number of training samples, if it is known.
 
     Raises:
@@ -126,9 +126,9 @@ def settings_for(
 
 
 def _updates(config: RunConfig, batch: int, base_batch: int, size: int | None) -> int:
-    """Return the number of updates that use as many samples as the base batch, or slightly more.
+    """Return the number of updates that use as many samples as with `base_batch`, or slightly more.
 
-    The number of samples matters because the last batch of an epoch is smaller.
+    `size` matters, because the last batch of an epoch is smaller.
     """
     if size is None:
         return -(-(config.max_steps or 1) * base_batch // batch)
@@ -149,7 +149,7 @@ def train_once(ranks: Ranks, task: str, document: Document) -> Outcome:
     Args:
         ranks: The rank of this process.
         task: Import path `package.module:function`.
-        document: Settings.
+        document: Settings of the run.
 
     Returns:
         The outcome. It is complete on rank 0 only.
@@ -185,7 +185,7 @@ def losses_by_quarter(progress: Sequence[dict[str, Any]], total_steps: int) -> l
     """Return the mean training loss in each quarter of the updates.
 
     Args:
-        progress: Progress events with `loss` and `step`, the last update that the loss covers.
+        progress: Progress events. `step` is the last update that `loss` covers.
         total_steps: Updates of the whole run.
     """
     quarters: list[list[float]] = [[] for _ in range(QUARTERS)]
@@ -201,9 +201,11 @@ class Limits:
     """Largest permitted differences between losses, as fractions."""
 
     within: float
-    """Distance of a loss from that of the fewest ranks with the same batch."""
+    """Largest permitted difference from the loss of the fewest ranks with the same batch, as a
+    fraction."""
     worse: float | None
-    """Excess of a loss over that of the first batch. None if it is not limited."""
+    """Largest permitted excess over the loss of the first batch, as a fraction. None for no
+    limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,14 +219,15 @@ class Comparison:
     batch_difference: float | None
     """Difference from the loss of the first batch on the fewest ranks, as a fraction."""
     problem: str
-    """Reason why the outcome is not acceptable. Empty if it is."""
+    """Reason why the outcome exceeds the limits. Empty if it does not."""
 
 
 def compare(outcomes: dict[Combination, Outcome], limits: Limits) -> list[Comparison]:
     """Compare each combination with the fewest ranks, and each batch with the first one.
 
     Args:
-        outcomes: Outcomes by combination: the first batch first, fewer ranks before more.
+        outcomes: Outcomes by combination, sorted: the first batch before others, fewer ranks before
+            more.
         limits: Largest permitted differences.
     """
     comparisons = []

@@ -1,1 +1,1 @@
-"""Experiment trackers: TensorBoard, MLflow and Weights & Biases, written by global rank 0."""
+"""Experiment trackers: TensorBoard, MLflow and Weights & Biases. Global rank 0 writes them."""

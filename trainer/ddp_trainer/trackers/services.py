@@ -1,6 +1,6 @@
-"""Adapters of MLflow and Weights & Biases, which must be installed to be used.
+"""Adapters of MLflow and Weights & Biases. The user must install these packages.
 
-Their own environment variables choose server, project and account: `MLFLOW_TRACKING_URI`,
+The packages' own environment variables select server, project and account: `MLFLOW_TRACKING_URI`,
 `MLFLOW_EXPERIMENT_NAME`, `WANDB_PROJECT`, `WANDB_API_KEY`, `WANDB_MODE`.
 """
 
@@ -11,19 +11,19 @@ from pathlib import Path
 from typing import Any
 
 _LONGEST_PARAMETER = 500
-"""Maximum length, in characters, of a setting that every version of MLflow takes."""
+"""Maximum length of a parameter that every version of MLflow accepts, in characters."""
 _PARAMETERS_AT_ONCE = 100
-"""Maximum number of settings that MLflow takes in one request."""
+"""Maximum number of parameters that MLflow accepts in one request."""
 
 
 class Mlflow:
-    """A run of MLflow, continued by every attempt."""
+    """An MLflow run. Every attempt continues the same run."""
 
     def __init__(self, run_id: str | None, name: str, config: Mapping[str, Any]) -> None:
         """Start the run, or continue it.
 
         Args:
-            run_id: Id of the run. None creates a new one.
+            run_id: Id of the run to continue. None creates a new run.
             name: Name of a new run.
             config: Settings of a new run, as JSON.
         """
@@ -50,7 +50,7 @@ class Mlflow:
 
 
 class Wandb:
-    """A run of Weights & Biases, continued by every attempt."""
+    """A Weights & Biases run. Every attempt continues the same run."""
 
     def __init__(self, run_id: str, name: str, config: Mapping[str, Any], directory: Path) -> None:
         """Start the run, or continue it.
@@ -58,8 +58,8 @@ class Wandb:
         Args:
             run_id: Id of the run, chosen by the caller.
             name: Name of the run.
-            config: Settings, as JSON. They may change from attempt to attempt.
-            directory: Folder for the files of the package.
+            config: Settings of this attempt, as JSON. They may change from attempt to attempt.
+            directory: Folder for the files that the package `wandb` writes.
         """
         wandb: Any = importlib.import_module("wandb")
         self._run = wandb.init(
@@ -78,12 +78,12 @@ class Wandb:
         self._run.log(dict(values), step=step)
 
     def close(self, *, complete: bool) -> None:
-        """Send the rest, and end the run until another attempt continues it."""
+        """Send all pending values, and end the run until another attempt continues it."""
         self._run.finish(exit_code=0 if complete else 1)
 
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    """Return the settings with their sections in their names, such as `optimizer.lr`."""
+    """Return all settings with dotted names, such as `optimizer.lr`."""
     found: list[tuple[str, Any]] = []
     for name, value in config.items():
         if isinstance(value, Mapping) and value:

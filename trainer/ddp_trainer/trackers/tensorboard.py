@@ -1,7 +1,7 @@
 """Writer of TensorBoard's event files, without the package `tensorboard`.
 
-The package is large (docs/develop/decisions/0013-trackers.md), and a scalar needs little
-of it: a file is a sequence of records, each a protobuf message `Event` with its length and two
+The package is large (docs/develop/decisions/0013-trackers.md), but scalars need little code. A file
+is a sequence of records. Each record is a protobuf message `Event` with its length and two
 checksums.
 """
 
@@ -17,7 +17,7 @@ FOLDER = "tensorboard"
 """Folder in the run's directory with one event file per attempt."""
 
 _POLYNOMIAL = 0x82F63B78
-"""Of CRC-32C, with reversed bits."""
+"""Polynomial of CRC-32C, with reversed bits."""
 
 
 class TensorBoard:
@@ -60,7 +60,7 @@ class TensorBoard:
 
 
 def masked_crc32c(data: bytes) -> int:
-    """Return the checksum of a record's part."""
+    """Return the masked CRC-32C of data, as the record format requires it."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc = (crc >> 8) ^ _TABLE[(crc ^ byte) & 0xFF]
@@ -81,7 +81,7 @@ _TABLE = _table()
 
 
 def _key(field: int, kind: int) -> bytes:
-    """Return the key of a field: kind 0 is a varint, 1 a double, 2 has a length, 5 a float."""
+    """Return a protobuf field key. Kind 0 is varint, 1 double, 2 length-delimited, 5 float."""
     return bytes([field << 3 | kind])
 
 

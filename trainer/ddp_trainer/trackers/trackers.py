@@ -1,4 +1,4 @@
-"""All trackers of a run: one tracked run over all attempts, which logs no step twice.
+"""Write all trackers of a run. All attempts log to the same tracked run, and no step twice.
 
 A thread calls the trackers, so that a slow or absent server cannot delay the training.
 """
@@ -22,18 +22,18 @@ from ddp_trainer.trackers.tensorboard import TensorBoard
 from ddp_wire.files import open_folder, read_file, replace_file
 
 STATE_FILE = "trackers.json"
-"""File in the run's directory: the newest logged step, and the ids of the tracked runs."""
+"""File in the run's directory with the newest logged step and the ids of the tracked runs."""
 CLOSE_SECONDS = 10.0
 """Longest wait for the trackers at the end of an attempt, in seconds."""
 _LARGEST_STATE = 1 << 20
 _QUEUED = 1000
-"""Maximum number of events that wait for the trackers. Later ones are dropped."""
+"""Maximum number of events that wait for the trackers. Further events are dropped."""
 _TRAINING = ("loss", "lr", "grad_norm", "samples_per_second", "epoch", "mfu")
-"""Fields of a progress event that are logged."""
+"""Fields of a progress event that the trackers log."""
 
 
 class Tracker(Protocol):
-    """One tracker, with an open run."""
+    """A tracker with an open run."""
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Log the values of a step. Steps never decrease."""
@@ -42,7 +42,7 @@ class Tracker(Protocol):
         """End the attempt.
 
         Args:
-            complete: Whether the run is complete. Otherwise another attempt follows.
+            complete: Whether the run is complete. If not, another attempt follows.
         """
 
 
@@ -50,7 +50,7 @@ def check_installed(names: list[TrackerName]) -> None:
     """Check that the packages of the trackers can be imported.
 
     Raises:
-        InputError: If one is missing.
+        InputError: If a package is missing.
     """
     for name in names:
         if name != "tensorboard" and importlib.util.find_spec(name) is None:
@@ -61,7 +61,7 @@ def check_installed(names: list[TrackerName]) -> None:
 
 
 class Trackers:
-    """Writer of all trackers. Global rank 0 only. A failure is one warning, and ends nothing."""
+    """Writer of all trackers, on global rank 0. A failed tracker only causes a warning."""
 
     def __init__(
         self,
@@ -90,16 +90,16 @@ class Trackers:
         self._open: dict[str, Tracker] = {}
         self._runs: dict[str, str] = {}
         self._last_step = -1
-        """Newest step that an earlier attempt logged."""
+        """Newest step that an earlier attempt logged. -1 if there is none."""
         self._step = -1
-        """Newest step."""
+        """Newest step that any attempt logged. -1 if there is none."""
 
     def warn_with(self, warn: Callable[[str], None]) -> None:
         """Set the function that reports a failure. The thread calls it."""
         self._warn = warn
 
     def write(self, event: str, fields: dict[str, Any]) -> None:
-        """Log an event of the run, if it has values. Return at once.
+        """Queue an event of the run for the trackers, if it has values. Return at once.
 
         Args:
             event: Kind of event.
@@ -114,7 +114,7 @@ class Trackers:
             self._queue.put_nowait((event, fields))
 
     def close(self) -> None:
-        """Wait until all events are logged, but only briefly, because a server may hang."""
+        """Wait until the thread has logged all events. Give up soon, because a server may hang."""
         if self._thread is not None:
             with contextlib.suppress(queue.Full):
                 self._queue.put(None, timeout=CLOSE_SECONDS)
@@ -134,7 +134,7 @@ class Trackers:
                     self._try(name, partial(self._log, name, step, found))
 
     def _try(self, name: str, act: Callable[[], object]) -> None:
-        """Call a function of a tracker. Report its first failure."""
+        """Call a function of a tracker. Report only the tracker's first failure."""
         try:
             act()
         except Exception as error:  # noqa: BLE001 - the packages raise errors of many types
@@ -143,11 +143,11 @@ class Trackers:
                 first = (str(error).splitlines() or [""])[0]
                 self._warn(
                     f"log.trackers: {name} failed: {type(error).__name__}: {first}; training"
-                    " continues, and later failures of it are not reported"
+                    " continues, and later failures of this tracker are not reported"
                 )
 
     def _log(self, name: TrackerName, step: int, found: Mapping[str, float]) -> None:
-        """Log values. A later event tries again to start a tracker that failed."""
+        """Log values. Start the tracker first if an earlier start failed or there was none."""
         if name not in self._open:
             self._open[name] = self._start(name)
         self._open[name].log(step, found)
@@ -178,7 +178,7 @@ class Trackers:
         self._runs = {str(name): str(run_id) for name, run_id in document["runs"].items()}
 
     def _write_state(self, step: int) -> None:
-        """Keep the step before it is logged, so that a crash cannot cause it to be logged twice."""
+        """Save the step before the trackers log it, so that no later attempt logs it again."""
         self._step = step
         document = {"step": step, "runs": self._runs}
         replace_file(self._directory / STATE_FILE, json.dumps(document))

@@ -1,7 +1,7 @@
 """Connection to one API server through the low-level call of kubernetes.aio.
 
 Manifests stay dictionaries, because the client's models refuse unknown pod fields and take most of
-the time of a request (docs/decisions/0003-client.md).
+the time of a request (docs/develop/decisions/0003-client.md).
 """
 
 import contextlib

@@ -24,11 +24,11 @@ _SPACE = re.compile(r"[ \t\n\r]*")
 
 
 class DecoderThread:
-    """Thread that decodes large answers, while the event loop goes on.
+    """Thread that decodes large answers, so that the event loop does not wait for it.
 
     glibc gives each thread its own memory arena. So the objects of a list do not lie between
-    objects of the event loop, for example connections. When all jobs are gone, the memory can be
-    returned to the system.
+    objects of the event loop, for example connections. When all jobs are gone, glibc can return the
+    memory to the system.
     """
 
     def __init__(self) -> None:

@@ -9,7 +9,7 @@ to the used fields and passed to the sink, without tasks or queues in between.
   changes.
 - When the server no longer has that version (410), or sends an error or a line that is no event,
   the watch lists again.
-- After other errors it tries again for ever, after 1, 2, 3, 5, 5 … seconds.
+- After other errors the watch tries again forever, after 1, 2, 3, 5, 5 … seconds.
 - After some milliseconds of lines the watch lets the event loop do other work.
 """
 

@@ -1,9 +1,9 @@
-"""Fork one attempt from a real standby and print what became of it, as JSON.
+"""Fork one attempt from a real standby and print the outcome as JSON.
 
     python probe.py HOME
 
-It runs under torch's CUDA build, beside the recording driver. The attempt is a script that writes
-what it finds, and then lets torch ask the driver for GPUs.
+The script runs under torch's CUDA build, beside the recording driver. The attempt is a script that
+writes what it finds, and then lets torch ask the driver for GPUs.
 """
 
 import json

@@ -58,7 +58,7 @@ class Driver:
         return done.stdout, calls.read_text().splitlines() if calls.exists() else []
 
     def probe(self, home: Path, *, gpus: int, path: Path | None = None) -> tuple[Any, list[str]]:
-        """Fork one attempt from a standby. Return what became of it, and the record."""
+        """Fork one attempt from a standby. Return the outcome and the recorded driver calls."""
         output, calls = self.run(str(HERE / "probe.py"), str(home), gpus=gpus, path=path)
         return json.loads(output.splitlines()[-1]), calls
 
@@ -72,15 +72,17 @@ def driver(cuda_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Drive
     return Driver(cuda_python, folder)
 
 
-def test_torch_that_asks_the_driver_is_recorded(driver: Driver) -> None:
-    """Otherwise an empty record would prove nothing."""
+def test_call_of_torch_to_the_cuda_driver_is_recorded(driver: Driver) -> None:
+    """Without this test an empty record would prove nothing."""
     script = "import torch; print(torch._C._cuda_getDeviceCount())"
     output, calls = driver.run("-c", script, gpus=0)
     assert output == "0\n"
     assert any(line.endswith(" cuInit") for line in calls)
 
 
-def test_standby_makes_no_call_and_its_fork_may(driver: Driver, tmp_path: Path) -> None:
+def test_standby_makes_no_driver_call_and_its_forked_ranks_do(
+    driver: Driver, tmp_path: Path
+) -> None:
     outcome, calls = driver.probe(tmp_path, gpus=2)
     assert outcome["code"] == 0
     ranks = outcome["ranks"]
@@ -90,18 +92,20 @@ def test_standby_makes_no_call_and_its_fork_may(driver: Driver, tmp_path: Path) 
     assert [one["nvml_check"] for one in ranks] == [None, None]
 
 
-def test_fork_with_too_few_gpus_is_refused(driver: Driver, tmp_path: Path) -> None:
+def test_fork_that_sees_too_few_gpus_is_refused(driver: Driver, tmp_path: Path) -> None:
     outcome, calls = driver.probe(tmp_path, gpus=1)
     assert outcome["unusable"] == "NVML finds 1 of the pod's 2 GPUs"
     assert calls == []
 
 
-def test_fork_of_a_standby_that_opened_cuda_is_refused(driver: Driver, tmp_path: Path) -> None:
-    """An import that asks the driver, as a library might, spoils all forks."""
+def test_fork_of_a_standby_that_has_initialised_cuda_is_refused(
+    driver: Driver, tmp_path: Path
+) -> None:
+    """An import that initialises the driver, as a library might, makes CUDA unusable in forks."""
     package = tmp_path / "safetensors"
     package.mkdir()
     (package / "__init__.py").touch()
     (package / "torch.py").write_text("import torch\ntorch._C._cuda_getDeviceCount()\n")
     outcome, calls = driver.probe(tmp_path, gpus=2, path=tmp_path)
-    assert outcome["unusable"] == "an import has opened CUDA in the standby"
+    assert outcome["unusable"] == "an import has initialised CUDA in the standby"
     assert {line.split()[0] for line in calls} == {str(outcome["standby"])}

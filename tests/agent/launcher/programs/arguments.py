@@ -1,4 +1,4 @@
-"""Arguments and paths."""
+"""Program that prints its arguments and paths."""
 
 import os
 import sys

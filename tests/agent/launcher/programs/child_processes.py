@@ -1,4 +1,4 @@
-"""Child processes of multiprocessing work and have the usual names."""
+"""Program that starts child processes of multiprocessing and prints their names."""
 
 import multiprocessing
 

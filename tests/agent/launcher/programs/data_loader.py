@@ -1,4 +1,4 @@
-"""Loader workers run, by both start methods."""
+"""Program that runs loader workers by both start methods."""
 
 import threading
 

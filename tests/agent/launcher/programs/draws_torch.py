@@ -1,4 +1,4 @@
-"""Unseeded generators differ between ranks and attempts."""
+"""Program that draws from torch's unseeded generators, which must differ by rank and attempt."""
 
 import torch
 

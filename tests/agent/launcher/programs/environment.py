@@ -1,4 +1,4 @@
-"""Variables of torchrun."""
+"""Program that prints torchrun's environment variables."""
 
 import os
 

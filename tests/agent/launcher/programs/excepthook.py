@@ -1,4 +1,4 @@
-"""A hook for exceptions is called."""
+"""Program whose exception hook must be called."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""os._exit ends without hooks."""
+"""Program that ends by os._exit, which runs no exit hooks."""
 
 import atexit
 import os

@@ -1,4 +1,4 @@
-"""Exit hooks run, last one first."""
+"""Program whose exit hooks must run, the last one first."""
 
 import atexit
 

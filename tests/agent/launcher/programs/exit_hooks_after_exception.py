@@ -1,4 +1,4 @@
-"""Exit hooks run after an exception, and see the program's globals."""
+"""Program whose exit hooks must run after an exception and see the program's globals."""
 
 import atexit
 

@@ -1,4 +1,4 @@
-"""Exit hooks run after sys.exit."""
+"""Program whose exit hooks must run after sys.exit."""
 
 import atexit
 import sys

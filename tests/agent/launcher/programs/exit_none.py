@@ -1,4 +1,4 @@
-"""sys.exit without a code."""
+"""Program that calls sys.exit without a code."""
 
 import sys
 

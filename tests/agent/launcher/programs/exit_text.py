@@ -1,4 +1,4 @@
-"""sys.exit with a text prints it."""
+"""Program that calls sys.exit with a text, which Python prints."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Ranks form a group and end it."""
+"""Program whose ranks create a process group and destroy it."""
 
 import torch
 import torch.distributed as dist

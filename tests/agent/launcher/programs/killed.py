@@ -1,4 +1,4 @@
-"""A signal ends the rank."""
+"""Program that a signal kills."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Limits, mask, priority and session."""
+"""Program that prints its resource limits, umask, priority and session."""
 
 import os
 import resource

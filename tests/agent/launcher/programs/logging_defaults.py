@@ -1,4 +1,4 @@
-"""Logging is not configured."""
+"""Program that checks that logging is not configured."""
 
 import logging
 

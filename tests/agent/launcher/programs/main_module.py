@@ -1,4 +1,4 @@
-"""The module __main__ is the program."""
+"""Program that checks that the module __main__ is the program."""
 
 import sys
 

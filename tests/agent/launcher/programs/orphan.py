@@ -1,4 +1,4 @@
-"""An orphan that ends does not stay as a zombie: PID 1 of the container reaps it."""
+"""Program that leaves an orphan. PID 1 of the container must reap the orphan."""
 
 import os
 import subprocess

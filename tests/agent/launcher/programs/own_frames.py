@@ -1,4 +1,4 @@
-"""A traceback names the program's frames alone."""
+"""Program that fails. Its traceback must contain only frames of the program."""
 
 import sys
 

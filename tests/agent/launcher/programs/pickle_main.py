@@ -1,4 +1,4 @@
-"""Classes of the program can be pickled."""
+"""Program that pickles objects of its own classes."""
 
 import pickle
 

@@ -1,4 +1,4 @@
-"""The rank is the main process of its program."""
+"""Program that checks that the rank is its main process."""
 
 import multiprocessing
 import threading

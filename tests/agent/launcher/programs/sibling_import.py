@@ -1,4 +1,4 @@
-"""A module beside the program can be imported."""
+"""Program that imports a module from its own folder."""
 
 import sibling_of_programs
 

@@ -1,4 +1,4 @@
-"""Signal dispositions are those of a new interpreter."""
+"""Program that prints its signal dispositions, which must be those of a new interpreter."""
 
 import signal
 

@@ -1,4 +1,4 @@
-"""A spawned child imports the program's classes by __main__."""
+"""Program whose spawned child imports the program's classes from __main__."""
 
 import multiprocessing
 

@@ -1,4 +1,4 @@
-"""Standard streams: nothing to read, output in order."""
+"""Program that reads its empty stdin and writes to stdout and stderr in order."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""The start method of multiprocessing may be set once."""
+"""Program that sets the start method of multiprocessing, which is possible once."""
 
 import multiprocessing
 

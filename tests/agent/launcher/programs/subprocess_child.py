@@ -1,4 +1,4 @@
-"""A child program inherits no more than the three standard streams."""
+"""Program whose child must inherit only the three standard streams."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""A temporary folder is removed at exit."""
+"""Program whose temporary folder must be removed at exit."""
 
 import os
 import tempfile

@@ -1,4 +1,4 @@
-"""The interpreter waits for threads before the exit hooks."""
+"""Program with a thread that must end before the exit hooks run."""
 
 import atexit
 import threading

@@ -1,4 +1,4 @@
-"""Warnings show once."""
+"""Program that causes one warning twice. Python must show it once."""
 
 import warnings
 

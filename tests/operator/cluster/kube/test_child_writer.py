@@ -68,14 +68,14 @@ def stored(manifest: Manifest, **metadata: Any) -> Manifest:
     return {**manifest, "metadata": {**manifest["metadata"], "uid": "u", **metadata}}
 
 
-def test_conflict_of_a_quota_is_no_existing_pod() -> None:
+def test_conflict_from_a_quota_is_not_taken_for_an_existing_pod() -> None:
     server = Server(QUOTA, QUOTA)
     created, _ = server.create(POD)
     assert created["metadata"]["name"] == "digits-1"
     assert server.requests == ["POST", "POST", "POST"]
 
 
-def test_lasting_conflict_is_reported_as_a_conflict() -> None:
+def test_conflict_that_lasts_raises_a_conflict_after_six_requests() -> None:
     server = Server(*[QUOTA] * 10)
     with pytest.raises(ConflictError, match="on resourcequotas"):
         server.create(POD)
@@ -94,13 +94,13 @@ def test_existing_child_of_another_owner_is_reported() -> None:
         server.create(POD)
 
 
-def test_pod_that_is_being_deleted_is_not_the_created_one() -> None:
+def test_existing_pod_that_is_being_deleted_is_not_adopted() -> None:
     server = Server(EXISTS, existing=stored(POD, deletionTimestamp="2026-03-01T12:00:00Z"))
     with pytest.raises(ConflictError, match="Pod digits-1 exists and is being deleted"):
         server.create(POD)
 
 
-def test_child_that_is_gone_again_is_a_conflict() -> None:
+def test_child_that_is_deleted_before_it_is_read_raises_a_conflict() -> None:
     with pytest.raises(ConflictError, match="was deleted before it could be read"):
         Server(EXISTS).create(POD)
 
@@ -128,7 +128,7 @@ OURS = entry("ddp-operator", "2026-03-01T12:00:09Z", **{"f:ingress": {}, "f:sele
         ([entry("kubectl-edit", "2026-03-01T12:00:00Z")], "kubectl-edit"),
     ],
 )
-def test_other_writer_of_a_child_is_named(fields: list[Manifest], writer: str) -> None:
+def test_other_writer_of_a_child_is_named_in_the_error(fields: list[Manifest], writer: str) -> None:
     edited = stored({**POLICY, "spec": {**POLICY["spec"], "egress": [{}]}}, managedFields=fields)
     server = Server(EXISTS, existing=edited)
     _, restored = server.create(POLICY)

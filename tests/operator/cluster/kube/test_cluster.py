@@ -80,7 +80,7 @@ async def test_refusal_keeps_its_status_and_message(
     assert {one.served for one in bench.requests} == {served}
 
 
-async def test_same_error_is_raised_for_three_refused_lists(bench: Bench) -> None:
+async def test_three_concurrent_refused_lists_raise_one_error(bench: Bench) -> None:
     async def late_jobs(request: web.Request) -> None:
         if "ddpjobs" in request.path:
             await asyncio.sleep(0.1)
@@ -97,7 +97,9 @@ async def test_missing_crd_is_reported(bench: Bench) -> None:
         await bench.cluster.snapshot(None)
 
 
-async def test_refused_token_is_reloaded(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_token_is_read_again_after_a_401(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def load(client_configuration: client.Configuration) -> None:
         client_configuration.api_key["BearerToken"] = "bearer new"
 
@@ -117,7 +119,7 @@ async def test_conflict_raises_a_conflict_error(bench: Bench) -> None:
         await bench.leases.update_lease({**LEASE, "metadata": {**LEASE["metadata"], **version(1)}})
 
 
-async def test_missing_response_fails_one_request_only(bench: Bench) -> None:
+async def test_missing_response_fails_only_its_own_request(bench: Bench) -> None:
     def hang_up(request: web.Request) -> None:
         assert request.transport is not None
         request.transport.abort()
@@ -132,7 +134,9 @@ async def test_missing_response_fails_one_request_only(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize(("status", "message"), [(200, "is not JSON"), (502, "HTTP status 502")])
-async def test_response_of_a_proxy_is_an_error(bench: Bench, status: int, message: str) -> None:
+async def test_html_response_of_a_proxy_raises_an_error(
+    bench: Bench, status: int, message: str
+) -> None:
     bench.api.fault = lambda _: web.Response(status=status, text="<html>proxy</html>")
     with pytest.raises(ClusterError, match=message):
         await bench.cluster.snapshot(None)
@@ -158,7 +162,7 @@ async def test_lease_is_never_updated_without_a_version(bench: Bench) -> None:
     assert bench.api.requests == []
 
 
-async def test_process_that_does_not_lead_reads_but_does_not_write(bench: Bench) -> None:
+async def test_process_that_is_not_the_leader_reads_but_does_not_write(bench: Bench) -> None:
     bench.leading = False
     await bench.cluster.snapshot(None)
     requests = len(bench.api.requests)
@@ -177,7 +181,7 @@ async def test_process_that_does_not_lead_reads_but_does_not_write(bench: Bench)
 
 
 @pytest.mark.parametrize("uid", ["old", "new"])
-async def test_conflict_of_a_change_means_gone_only_if_the_uid_is_another(
+async def test_conflict_on_a_change_counts_as_deletion_only_if_the_uid_differs(
     bench: Bench, uid: str
 ) -> None:
     """A change at the same time is a conflict, too, and must not be taken for a deletion."""
@@ -215,7 +219,7 @@ def version(number: int) -> Manifest:
         ({}, None, None),
     ],
 )
-def test_proxy_of_the_environment_is_used(
+def test_proxy_from_the_environment_is_used(
     monkeypatch: pytest.MonkeyPatch,
     variables: dict[str, str],
     of_kubeconfig: str | None,
@@ -232,7 +236,7 @@ def test_proxy_of_the_environment_is_used(
 
 
 async def test_requests_go_through_the_proxy(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A changed environment changes nothing later, because no request looks at it again."""
+    """A later change of the environment has no effect, because requests do not read it again."""
     monkeypatch.setenv("http_proxy", bench.api.address)
     monkeypatch.delenv("no_proxy", raising=False)
     configuration = client.Configuration(host="http://server.invalid")
@@ -244,7 +248,7 @@ async def test_requests_go_through_the_proxy(bench: Bench, monkeypatch: pytest.M
     assert created["metadata"]["name"] == NAME[1]
 
 
-async def test_served_versions_of_a_group(bench: Bench) -> None:
+async def test_client_returns_the_served_versions_of_an_api_group(bench: Bench) -> None:
     group = "scheduling.k8s.io"
     versions = [{"groupVersion": f"{group}/{one}", "version": one} for one in ("v1", "v1alpha2")]
 
@@ -260,7 +264,7 @@ async def test_served_versions_of_a_group(bench: Bench) -> None:
         await bench.cluster.served_versions(group)
 
 
-async def test_deletion_of_a_child_spares_another_one_of_that_name(bench: Bench) -> None:
+async def test_deletion_of_a_child_spares_a_newer_object_of_the_same_name(bench: Bench) -> None:
     path = "/apis/scheduling.volcano.sh/v1beta1/namespaces/team-a/podgroups/digits-1"
     bodies: list[Manifest] = []
 

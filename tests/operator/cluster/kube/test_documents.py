@@ -1,4 +1,4 @@
-"""Merge patches that restore a child which somebody has edited."""
+"""Merge patches that restore an edited child."""
 
 import copy
 import json
@@ -60,8 +60,8 @@ def test_patch_leaves_fields_of_the_api_server_alone() -> None:
     assert lost_fields(stored, SERVICE) == {}
 
 
-def test_refusal_in_a_namespace_that_is_deleted_asks_for_a_pause() -> None:
-    """The document is that of Kubernetes 1.36."""
+def test_refusal_in_a_namespace_that_is_being_deleted_asks_for_a_pause() -> None:
+    """The document is a response of Kubernetes 1.36."""
     status = {
         "status": "Failure",
         "message": 'pods "digits-0" is forbidden: unable to create new content in namespace a'

@@ -1,4 +1,4 @@
-"""Fair semaphore: groups take turns, and no place is lost."""
+"""Tests of the fair semaphore: groups take turns, and no slot is lost."""
 
 import asyncio
 import contextlib
@@ -33,7 +33,7 @@ def test_waiters_of_a_large_group_delay_another_group_by_one_holder() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 5)), max_size=30), st.data())
-def test_no_place_is_lost_when_waiters_are_cancelled(
+def test_no_slot_of_the_semaphore_is_lost_when_waiters_are_cancelled(
     requests: list[tuple[str, int]], data: st.DataObject
 ) -> None:
     holders = 0

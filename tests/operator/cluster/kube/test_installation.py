@@ -41,7 +41,9 @@ def serve_deployment(api: FakeApi, replicas: int, **status: int) -> None:
     api.fault = answer
 
 
-async def test_job_is_tried_and_not_stored(api: FakeApi, installation: InstallationClient) -> None:
+async def test_installation_check_creates_a_job_only_as_a_dry_run(
+    api: FakeApi, installation: InstallationClient
+) -> None:
     seen: list[dict[str, str]] = []
 
     def record(request: web.Request) -> None:
@@ -74,7 +76,7 @@ async def test_job_is_tried_and_not_stored(api: FakeApi, installation: Installat
     ],
     ids=["crd", "namespace", "forbidden"],
 )
-async def test_refused_job_is_one_sentence(
+async def test_refused_job_is_reported_in_one_sentence(
     api: FakeApi, installation: InstallationClient, answer: web.Response, sentence: str
 ) -> None:
     api.fault = lambda _: answer
@@ -99,7 +101,7 @@ READY = {"observedGeneration": 2, "updatedReplicas": 1}
     ],
     ids=["new", "old status", "rollout", "starting", "scaled", "none"],
 )
-async def test_operator_that_is_not_ready_is_one_sentence(
+async def test_operator_that_is_not_ready_is_reported_in_one_sentence(
     api: FakeApi,
     installation: InstallationClient,
     replicas: int,
@@ -112,13 +114,15 @@ async def test_operator_that_is_not_ready_is_one_sentence(
     assert sentence in str(raised.value)
 
 
-async def test_ready_operator_passes(api: FakeApi, installation: InstallationClient) -> None:
+async def test_ready_operator_passes_the_installation_check(
+    api: FakeApi, installation: InstallationClient
+) -> None:
     serve_deployment(api, 1, **READY)
     await installation.check_operator(DEPLOYMENT)
     assert api.requests == [("GET", "/apis/apps/v1/namespaces/ddp-system/deployments/ddp-trainer")]
 
 
-async def test_missing_or_unreadable_operator_is_one_sentence(
+async def test_missing_or_unreadable_operator_is_reported_in_one_sentence(
     api: FakeApi, installation: InstallationClient
 ) -> None:
     with pytest.raises(InstallationError, match=r"is not installed: .* does not exist$"):

@@ -70,7 +70,7 @@ async def test_relist_reads_all_pods_in_pages(api: PagedApi, cluster: KubeCluste
 
 
 @pytest.mark.parametrize(("expected", "requests"), [(4, 1), (PAGE + 1, 3)])
-async def test_pods_of_a_small_job_are_one_list_and_those_of_a_large_one_are_pages(
+async def test_pods_of_a_small_job_are_read_in_one_list_and_of_a_large_job_in_pages(
     api: PagedApi, cluster: KubeCluster, expected: int, requests: int
 ) -> None:
     found = await cluster.list_pods("a", LABELS, expected)
@@ -78,7 +78,7 @@ async def test_pods_of_a_small_job_are_one_list_and_those_of_a_large_one_are_pag
     assert len(api.limits) == requests
 
 
-async def test_list_that_became_too_old_between_two_pages_is_an_error(
+async def test_list_that_expires_between_two_pages_raises_an_error(
     api: PagedApi, cluster: KubeCluster
 ) -> None:
     api.expired_after = PAGE

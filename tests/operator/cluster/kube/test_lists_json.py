@@ -23,7 +23,7 @@ def keep_all(item: Manifest) -> Manifest:
 @pytest.mark.parametrize("indent", [None, 2])
 @pytest.mark.parametrize("items", [[], ITEMS[:1], ITEMS])
 @pytest.mark.parametrize("items_last", [False, True], ids=["items first", "items last"])
-def test_list_is_what_the_json_module_decodes(
+def test_list_decoder_returns_the_same_as_the_json_module(
     indent: int | None, items: list[Manifest], items_last: bool
 ) -> None:
     parts: list[tuple[str, Any]] = [("items", items), ("metadata", METADATA)]
@@ -31,7 +31,7 @@ def test_list_is_what_the_json_module_decodes(
     assert decode_list(json.dumps(document, indent=indent), keep_all) == document
 
 
-def test_list_without_items_keeps_null() -> None:
+def test_list_decoder_keeps_null_in_place_of_items() -> None:
     assert decode_list('{"items": null, "kind": "PodList"}', keep_all) == {
         "items": None,
         "kind": "PodList",
@@ -41,12 +41,12 @@ def test_list_without_items_keeps_null() -> None:
 @pytest.mark.parametrize(
     "text", ["", "[]", "{", '{"items": [', '{"items": [{}', '{"items": [{} {}]}', '{"a" 1}', "<p>"]
 )
-def test_text_that_is_no_json_object_is_an_error(text: str) -> None:
+def test_text_that_is_no_json_object_raises_an_error(text: str) -> None:
     with pytest.raises(json.JSONDecodeError):
         decode_list(text, keep_all)
 
 
-def test_unused_fields_of_one_object_alone_are_in_memory() -> None:
+def test_decoder_holds_unused_fields_of_only_one_object_at_a_time() -> None:
     unused: Manifest = {f"f:{n}": {} for n in range(1000)}
     metadata = {"name": "p", "namespace": "a", "uid": "u", "managedFields": [unused]}
     text = json.dumps({"items": [{"metadata": metadata}] * 100})

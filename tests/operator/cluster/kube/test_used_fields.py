@@ -20,7 +20,7 @@ MANAGED = [{"manager": "kubelet", "fieldsV1": {f"f:{n}": {} for n in range(200)}
 
 
 def real_pod() -> dict[str, Any]:
-    """Return a pod with everything that an API server adds to what the operator sent."""
+    """Return a pod with all fields that an API server adds to the operator's manifest."""
     job = active_job()
     pod = build_pod(job, 1, 1, DEFAULTS)
     seen = pod_manifest(job, 1, conditions=[{"type": "Ready", "status": "True"}])
@@ -36,7 +36,7 @@ def test_pod_shrinks_to_less_than_a_kilobyte() -> None:
     assert "team" not in kept["metadata"]["labels"]
 
 
-def test_equal_short_strings_of_two_objects_are_one() -> None:
+def test_equal_short_strings_of_two_objects_share_memory() -> None:
     text = json.dumps(real_pod())
     one, other = (keep_used_fields("Pod", json.loads(text)) for _ in range(2))
     assert one == other

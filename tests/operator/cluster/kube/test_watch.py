@@ -83,7 +83,7 @@ class Server:
 
 
 class Recorder:
-    """Sink that records what it takes."""
+    """Sink that records all events and lists."""
 
     def __init__(self) -> None:
         self.taken: list[tuple[str, str]] = []
@@ -142,7 +142,7 @@ def short_backoffs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch_events, "WATCH_PAUSES", (0.01, 0.02, 0.03, 0.05))
 
 
-async def test_objects_are_listed_and_then_followed(bench: Bench) -> None:
+async def test_watch_lists_objects_and_then_follows_changes(bench: Bench) -> None:
     async def play(stream: Stream) -> None:
         await stream.send(event("ADDED", 1, version=11), event("MODIFIED", 1, version=12))
         await stream.send(event("DELETED", 1, version=13))
@@ -166,7 +166,7 @@ async def test_objects_are_listed_and_then_followed(bench: Bench) -> None:
 
 @pytest.mark.parametrize("last", [event("ADDED", version=30), bookmark(30)], ids=["event", "mark"])
 @pytest.mark.parametrize("cut", [False, True])
-async def test_stream_that_ends_continues_from_its_last_line(
+async def test_watch_continues_an_ended_stream_from_its_last_version(
     last: bytes, cut: bool, bench: Bench
 ) -> None:
     async def play(stream: Stream) -> None:
@@ -180,14 +180,14 @@ async def test_stream_that_ends_continues_from_its_last_line(
     assert bench.server.log == ["list", "10", "30"]
 
 
-async def test_stream_without_any_line_is_cut_and_continued(bench: Bench) -> None:
+async def test_watch_cuts_and_continues_a_silent_stream(bench: Bench) -> None:
     bench.silent_seconds = 0.2
     await bench.until(lambda: len(bench.server.log) == 4)
     assert bench.server.log == ["list", "10", "10", "10"]
     assert set(bench.sink.errors) == {None}
 
 
-async def test_bookmarks_keep_a_stream_open(bench: Bench) -> None:
+async def test_bookmark_events_keep_a_stream_open(bench: Bench) -> None:
     async def play(stream: Stream) -> None:
         for version in range(20, 30):
             await stream.send(bookmark(version))
@@ -199,7 +199,7 @@ async def test_bookmarks_keep_a_stream_open(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("by", ["status", "event"])
-async def test_version_that_is_too_old_causes_a_list(by: str, bench: Bench) -> None:
+async def test_expired_resource_version_causes_a_list(by: str, bench: Bench) -> None:
     async def play(stream: Stream) -> None:
         await stream.send(bookmark(20), error(410))
 
@@ -214,7 +214,7 @@ async def test_version_that_is_too_old_causes_a_list(by: str, bench: Bench) -> N
     [b"{not json\n", b"[]\n", b'{"type": "ADDED", "object": null}\n', error(500)],
     ids=["no json", "no event", "no object", "other error"],
 )
-async def test_line_that_is_no_event_causes_a_list(garbage: bytes, bench: Bench) -> None:
+async def test_malformed_watch_line_causes_a_list(garbage: bytes, bench: Bench) -> None:
     async def play(stream: Stream) -> None:
         await stream.send(event("ADDED", version=20), garbage)
         await stream.hold()
@@ -254,7 +254,7 @@ async def test_refused_stream_is_reported_and_repeated(
     assert (bench.server.log, bench.sink.errors[0]) == (log, "no")
 
 
-async def test_refused_credentials_are_read_again(
+async def test_watch_reads_credentials_again_after_a_401(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reloaded: list[int] = []
@@ -264,7 +264,7 @@ async def test_refused_credentials_are_read_again(
     assert (bench.server.log, reloaded) == (["list", "10", "10"], [1])
 
 
-async def test_server_that_is_gone_is_tried_again(api: FakeApi, bench: Bench) -> None:
+async def test_watch_retries_when_the_server_is_gone(api: FakeApi, bench: Bench) -> None:
     await api.stop()
     await bench.until(lambda: len(bench.sink.errors) == 5)
     assert all("did not answer" in str(text) for text in bench.sink.errors)
@@ -320,8 +320,8 @@ async def test_thousands_of_lines_let_the_event_loop_do_other_work(
     assert max(steps) == 1
 
 
-async def test_streams_leave_the_place_of_requests_free(bench: Bench) -> None:
-    """The connection of these tests has one place for requests."""
+async def test_watch_streams_take_no_connection_that_requests_need(bench: Bench) -> None:
+    """The client of these tests allows one concurrent request."""
     kinds = ["Pod", "Service", "NetworkPolicy"]
 
     class Nothing(Recorder):

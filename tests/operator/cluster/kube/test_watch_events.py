@@ -1,4 +1,4 @@
-"""Lines of a stream, and what follows from an error."""
+"""Tests of watch lines, and of the reaction to each error."""
 
 import pytest
 
@@ -13,7 +13,7 @@ from ddp_operator.cluster.kube.watch_events import (
 from tests.operator.cluster.kube.watch_lines import bookmark, error, event
 
 
-def test_lines_are_put_together_from_any_pieces() -> None:
+def test_lines_are_assembled_from_pieces_of_any_size() -> None:
     text = b'{"a": 1}\n\n  {"b": 2}\r\n{"c": 3}'
     for size in range(1, len(text) + 1):
         lines = Lines()
@@ -23,14 +23,14 @@ def test_lines_are_put_together_from_any_pieces() -> None:
         assert list(lines.feed(b"\n")) == [b'{"c": 3}']
 
 
-def test_event_keeps_the_used_fields_only() -> None:
+def test_event_keeps_only_the_used_fields() -> None:
     found = decode_event("Pod", event("ADDED", version=7, managedFields=[{"fieldsV1": {}}]))
     assert (found.type, found.version) == ("ADDED", "7")
     assert "managedFields" not in found.object["metadata"]
     assert decode_event("Pod", bookmark(8)) == ("BOOKMARK", {}, "8")
 
 
-def test_error_of_the_server_is_raised_with_its_sentence() -> None:
+def test_error_event_of_the_server_is_raised_with_its_message() -> None:
     with pytest.raises(StaleError, match="error 410") as raised:
         decode_event("Pod", error(410))
     assert raised.value.status == 410
@@ -50,7 +50,7 @@ def test_backoffs_are_endless_short_and_begin_again_after_a_success() -> None:
     ("status", "expected"),
     [(0, False), (401, False), (403, False), (429, False), (500, False), (404, True), (410, True)],
 )
-def test_list_follows_the_errors_after_which_a_version_is_of_no_use(
+def test_errors_that_invalidate_the_resource_version_cause_a_list(
     status: int, expected: bool
 ) -> None:
     assert must_list(ClusterError("no", status=status)) is expected

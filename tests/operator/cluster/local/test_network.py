@@ -18,7 +18,7 @@ def port(monkeypatch: pytest.MonkeyPatch) -> int:
     return free
 
 
-def test_runs_that_start_at_the_same_time_have_different_addresses() -> None:
+def test_local_runs_that_start_at_the_same_time_have_different_addresses() -> None:
     first, second = LocalNetwork(), LocalNetwork()
     first.close()
     second.close()
@@ -34,7 +34,7 @@ def test_addresses_of_a_run_that_has_ended_are_used_again() -> None:
     assert first.address(0) == second.address(0)
 
 
-def test_addresses_of_a_pod_that_outlives_its_run_are_not_used(port: int) -> None:
+def test_addresses_of_a_pod_that_outlives_its_run_are_not_reused(port: int) -> None:
     first = LocalNetwork()
     with socket.create_server((first.address(0), port)):
         first.close()
@@ -43,7 +43,7 @@ def test_addresses_of_a_pod_that_outlives_its_run_are_not_used(port: int) -> Non
     assert first.address(0) != second.address(0)
 
 
-def test_program_on_every_address_is_named_as_the_obstacle(port: int) -> None:
+def test_program_that_listens_on_all_addresses_is_named_in_the_error(port: int) -> None:
     requirement = f"port {port} must be free: another program"
     with (
         socket.create_server(("0.0.0.0", port)),  # noqa: S104
@@ -52,7 +52,7 @@ def test_program_on_every_address_is_named_as_the_obstacle(port: int) -> None:
         LocalNetwork()
 
 
-def test_addresses_of_all_nodes_have_the_same_length() -> None:
+def test_local_addresses_of_all_nodes_have_the_same_length() -> None:
     """torchrun sorts the addresses as strings."""
     network = LocalNetwork()
     network.close()

@@ -1,4 +1,4 @@
-"""Local pods: what they report when they end, or cannot start."""
+"""Tests of the reports of local pods that end or cannot start."""
 
 import sys
 from pathlib import Path
@@ -33,23 +33,27 @@ async def end_of(tmp_path: Path, program: str, *, log: Path | None = None) -> Te
     return found
 
 
-async def test_last_line_of_the_log_explains_an_error_without_a_report(tmp_path: Path) -> None:
+async def test_last_line_of_the_log_explains_an_error_without_a_termination_message(
+    tmp_path: Path,
+) -> None:
     found = await end_of(tmp_path, "print('one', flush=True); raise SystemExit('no module')")
     assert (found.exit_code, found.reason, found.words) == (1, "Error", "no module")
 
 
-async def test_empty_termination_message_is_none(tmp_path: Path) -> None:
+async def test_empty_termination_message_is_replaced_by_the_last_line_of_the_log(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "message").touch()
     found = await end_of(tmp_path, "raise SystemExit('no module')")
     assert found.words == "no module"
 
 
-async def test_container_that_ends_well_has_no_last_words(tmp_path: Path) -> None:
+async def test_container_that_succeeds_has_no_error_text(tmp_path: Path) -> None:
     found = await end_of(tmp_path, "print('one')")
     assert (found.exit_code, found.reason, found.words) == (0, "Completed", "")
 
 
-async def test_termination_message_that_is_no_text_is_no_report(tmp_path: Path) -> None:
+async def test_termination_message_that_is_no_valid_utf_8_is_ignored(tmp_path: Path) -> None:
     message = tmp_path / "message"
     found = await end_of(tmp_path, f"open({str(message)!r}, 'wb').write(b'\\xff'); exit(3)")
     assert (found.exit_code, found.final) == (3, None)
@@ -59,7 +63,7 @@ async def test_termination_message_that_is_no_text_is_no_report(tmp_path: Path) 
 async def test_pod_whose_files_cannot_be_written_fails_with_the_reason(
     tmp_path: Path, place: str
 ) -> None:
-    """Before, the pod stayed Pending for ever, and the run with it."""
+    """Otherwise the pod, and with it the run, would stay Pending forever."""
     (tmp_path / place).touch()
     found = await end_of(tmp_path, "")
     assert (found.exit_code, found.reason) == (128, "StartError")

@@ -1,4 +1,4 @@
-"""Types of the parts of a worker pod that a run without a cluster reads."""
+"""Tests of wrong types in fields of the worker pod that a local run reads."""
 
 import contextlib
 from collections.abc import Callable
@@ -78,7 +78,9 @@ READ_LOCALLY: dict[str, Callable[[Any], dict[str, Any]]] = {
     ],
     ids=["containers", "env", "name of a variable", "grace", "claim", "no claim"],
 )
-def test_wrong_type_is_refused_in_one_sentence(overlay: dict[str, Any], sentence: str) -> None:
+def test_spec_field_of_a_wrong_type_is_refused_in_one_sentence(
+    overlay: dict[str, Any], sentence: str
+) -> None:
     with pytest.raises(ClusterError, match=f"^the worker pod's spec.{sentence}"):
         check(overlay, checkpoint={"claimName": "shared"})
 
@@ -90,7 +92,9 @@ def test_config_map_without_a_name_is_refused() -> None:
 
 
 @pytest.mark.parametrize("saves", [True, False], ids=["with a claim", "without"])
-async def test_no_value_of_the_overlay_raises_another_error(tmp_path: Path, saves: bool) -> None:
+async def test_any_value_in_the_overlay_is_accepted_or_refused_in_one_sentence(
+    tmp_path: Path, saves: bool
+) -> None:
     cluster = LocalCluster(tmp_path, print, print, print, CONFIG_MAPS)
     spec = {"checkpoint": {"claimName": "shared"}} if saves else {}
     try:
@@ -109,7 +113,7 @@ async def test_no_value_of_the_overlay_raises_another_error(tmp_path: Path, save
         await cluster.close()
 
 
-async def test_overlay_that_only_a_cluster_uses_changes_no_local_pod(tmp_path: Path) -> None:
+async def test_overlay_fields_for_clusters_only_change_no_local_pod(tmp_path: Path) -> None:
     sidecar = {"name": "sync", "image": "sync:1", "volumeMounts": None, "env": [{"name": "A"}]}
     overlay = {"containers": [sidecar], "tolerations": [{"key": "gpu"}], "runtimeClassName": "n"}
     check(overlay)

@@ -28,34 +28,34 @@ def test_each_pod_has_its_own_gpus() -> None:
     assert [one["CUDA_VISIBLE_DEVICES"] for one in shares(2, FOUR)] == ["0,1", "2,3"]
 
 
-def test_too_few_gpus_are_not_used() -> None:
+def test_machine_with_too_few_gpus_trains_without_gpus() -> None:
     assert [one["CUDA_VISIBLE_DEVICES"] for one in shares(3, FOUR)] == ["", "", ""]
     assert too_few(FOUR, 6) == (
         "The 6 ranks train on the CPU, because each rank needs its own GPU and this machine has 4."
     )
 
 
-def test_the_threads_of_all_ranks_fit_the_cores() -> None:
+def test_threads_of_all_ranks_fit_the_cores() -> None:
     assert shares(2, []) == [{"OMP_NUM_THREADS": "4"}] * 2
 
 
-def test_the_users_number_of_threads_holds() -> None:
+def test_number_of_threads_that_the_user_sets_takes_precedence() -> None:
     assert shares(2, [], OMP_NUM_THREADS="3") == [{}, {}]
 
 
 @pytest.mark.parametrize("gpus", [[], FOUR])
-def test_a_machine_without_gpus_or_with_enough_of_them_needs_no_sentence(gpus: list[str]) -> None:
+def test_machine_without_gpus_or_with_enough_gpus_gets_no_message(gpus: list[str]) -> None:
     assert too_few(gpus, 4) == ""
 
 
-def test_job_that_asks_for_gpus_on_a_machine_without_any_says_so() -> None:
+def test_job_that_asks_for_gpus_on_a_machine_without_gpus_gets_a_message() -> None:
     assert too_few([], 16, per_node=8) == (
         "The 16 ranks train on the CPU, because each rank needs its own GPU and this machine has"
         " none that nvidia-smi lists (gpusPerNode is 8)."
     )
 
 
-def test_the_drivers_program_lists_the_gpus(
+def test_gpus_are_those_that_nvidia_smi_lists(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program(tmp_path, f"cat <<END\n{LISTED}END")
@@ -63,13 +63,15 @@ def test_the_drivers_program_lists_the_gpus(
     assert visible_gpus({}) == ["0", "1"]
 
 
-def test_a_driver_that_fails_has_no_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_nvidia_smi_counts_as_no_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     program(tmp_path, "echo GPU 0: broken; exit 9")
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     assert visible_gpus({}) == []
 
 
-def test_a_machine_without_a_driver_has_no_gpus(
+def test_missing_nvidia_smi_counts_as_no_gpus(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -79,5 +81,5 @@ def test_a_machine_without_a_driver_has_no_gpus(
 @pytest.mark.parametrize(
     ("value", "gpus"), [("2,3", ["2", "3"]), ("GPU-a, GPU-b", ["GPU-a", "GPU-b"]), ("", [])]
 )
-def test_the_users_choice_of_gpus_holds(value: str, gpus: list[str]) -> None:
+def test_gpus_that_the_user_selects_take_precedence(value: str, gpus: list[str]) -> None:
     assert visible_gpus({"CUDA_VISIBLE_DEVICES": value}) == gpus

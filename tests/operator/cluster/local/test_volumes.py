@@ -30,7 +30,7 @@ def test_config_map_becomes_a_folder(tmp_path: Path) -> None:
     assert {path.name: path.read_text() for path in (tmp_path / "v").iterdir()} == CODE["code"]
 
 
-def test_single_file_is_mounted(tmp_path: Path) -> None:
+def test_single_file_of_a_config_map_is_mounted(tmp_path: Path) -> None:
     manifest = pod({"configMap": {"name": "code"}}, {"subPath": "b.txt"})
     assert write_volumes(manifest, CODE, tmp_path)["/code"].read_text() == "text"
 
@@ -46,14 +46,14 @@ def test_single_file_is_mounted(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_other_volumes_are_refused(volume: dict[str, Any], sentence: str) -> None:
+def test_volumes_that_need_a_cluster_are_refused(volume: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ClusterError) as caught:
         check_volumes(pod(volume), CODE)
     assert str(caught.value) == sentence
 
 
 @pytest.mark.parametrize("key", ["../../.profile", "..", ".", "/etc/x", "a b"])
-def test_key_cannot_lead_out_of_the_folder(key: str) -> None:
+def test_config_map_key_cannot_lead_out_of_the_folder(key: str) -> None:
     manifest = pod({"configMap": {"name": "code"}})
     with pytest.raises(ClusterError, match=r"^ConfigMap code: the key .* must consist of letters"):
         check_volumes(manifest, {"code": {key: "text"}})
@@ -94,11 +94,11 @@ def test_name_of_a_claim_cannot_lead_out_of_the_folder(claim: str) -> None:
         ("code", "code"),
     ],
 )
-def test_paths_in_variables_become_local_paths(value: str, local: str) -> None:
+def test_mount_paths_in_environment_variables_become_local_paths(value: str, local: str) -> None:
     assert with_local_paths(value, {"/code": Path("/home/v")}) == local
 
 
-def test_config_maps_are_read_from_the_jobs_file(tmp_path: Path) -> None:
+def test_config_maps_are_read_from_the_file_of_the_job(tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     file.write_text(
         "kind: ConfigMap\nmetadata: {name: code}\ndata: {a.py: 'A = 1'}\n"

@@ -1,4 +1,4 @@
-"""Numbers of samples that `check` refuses or warns of."""
+"""Tests of numbers of samples that `check` refuses or warns about."""
 
 from contextlib import nullcontext
 from typing import Any
@@ -30,7 +30,7 @@ from tests.trainer.sample_tasks import ProbeConfig, ProbeTask
         (3, 50, {"sync_batch_norm": True}, True),
     ],
 )
-def test_check_refuses_a_batch_norm_over_one_sample(
+def test_check_refuses_a_batch_that_gives_batch_norm_a_single_sample(
     world_size: int, samples: int, settings: dict[str, Any], accepted: bool
 ) -> None:
     config: RunConfig = resolve({"global_batch": 12, **settings})
@@ -42,7 +42,7 @@ def test_check_refuses_a_batch_norm_over_one_sample(
     check_batch_norm(task, config, world_size)
 
 
-def test_check_names_the_numbers_of_a_batch_norm_over_one_sample() -> None:
+def test_error_about_a_single_sample_in_batch_norm_names_the_batch_sizes() -> None:
     env = RunEnv(0, 1, 0, 1, torch.device("cpu"), 0)
     task = ProbeTask(ProbeConfig(samples=193, batch_norm=True), env)
     sentences = {}
@@ -64,7 +64,7 @@ def test_check_names_the_numbers_of_a_batch_norm_over_one_sample() -> None:
     }
 
 
-def test_check_counts_the_shares_of_ranks_that_differ() -> None:
+def test_check_reports_ranks_with_different_numbers_of_samples() -> None:
     env = RunEnv(0, 1, 0, 1, torch.device("cpu"), 0)
     task = ProbeTask(ProbeConfig(samples=48, batch_norm=True), env)
     for settings in ({"global_batch": 16}, {"global_batch": 16, "micro_batch": 4}):

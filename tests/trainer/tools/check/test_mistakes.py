@@ -1,4 +1,4 @@
-"""`check` answers each mistake of a task with one sentence, and accepts good tasks.
+"""Tests that `check` reports each mistake of a task in one sentence and accepts good tasks.
 
 `mistakes.json` has the sentences. "..." in it stands for any text.
 """
@@ -28,9 +28,9 @@ WARNED = {
     "model_in_evaluation_mode",
     "slice_of_a_table",
 }
-"""Mistakes with which a task can train. `check` warns of them."""
+"""Mistakes with which a task can still train. `check` only warns about them."""
 HOMES = dict.fromkeys(vars(model_mistakes).keys() & MISTAKES.keys(), "model_mistakes")
-"""Module of the mistakes that are not in `mistakes`."""
+"""Module that contains each mistake that is not in `mistakes`."""
 STREAM = {"max_steps": 5}
 SETTINGS: dict[str, dict[str, Any]] = {
     "batch_norm_gets_one_sample": {"global_batch": 8},
@@ -59,7 +59,7 @@ def findings(path: str, **settings: Any) -> tuple[list[str], list[str]]:
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_mistake_is_answered_by_one_sentence(name: str) -> None:
+def test_check_reports_each_mistake_in_one_sentence(name: str) -> None:
     settings = {"global_batch": 32, "task": {"name": name}} | SETTINGS.get(name, {})
     errors, warnings = findings(f"{HOMES.get(name, 'mistakes')}:build", **settings)
     found, others = (warnings, errors) if name in WARNED else (errors, warnings)
@@ -69,7 +69,7 @@ def test_mistake_is_answered_by_one_sentence(name: str) -> None:
     assert re.fullmatch(pattern, sentence), sentence
 
 
-def test_table_has_a_sentence_for_each_mistake() -> None:
+def test_table_of_mistakes_has_a_sentence_for_each_mistake() -> None:
     assert list(SENTENCES) == sorted(MISTAKES)
     assert set(MISTAKES) >= WARNED | SETTINGS.keys()
 
@@ -88,5 +88,5 @@ GOOD: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("path", "settings"), GOOD)
-def test_good_task_has_no_mistake(path: str, settings: dict[str, Any]) -> None:
+def test_check_finds_no_mistake_in_a_correct_task(path: str, settings: dict[str, Any]) -> None:
     assert findings(path, **settings) == ([], [])

@@ -90,7 +90,7 @@ LOSSES: dict[str, tuple[Loss, str | None]] = {
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_mistakes_of_a_loss(name: str) -> None:
+def test_check_reports_mistakes_of_a_loss(name: str) -> None:
     loss, expected = LOSSES[name]
     task = Own(loss)
     before = {key: value.clone() for key, value in task.model.state_dict().items()}
@@ -113,7 +113,7 @@ def test_mistakes_of_a_loss(name: str) -> None:
         (lambda *_: [0.5], "task: metrics must return a dictionary of Weighted by name, not list"),
     ],
 )
-def test_mistakes_of_metrics(metrics: Loss, expected: str | None) -> None:
+def test_check_reports_mistakes_of_metrics(metrics: Loss, expected: str | None) -> None:
     found = problem(Own(right, metrics))
     assert found is not None
     assert found.startswith(expected or SPARE)
@@ -122,7 +122,9 @@ def test_mistakes_of_metrics(metrics: Loss, expected: str | None) -> None:
 @pytest.mark.parametrize(
     "parallel", [{"find_unused_parameters": True}, {"static_graph": True}, {"strategy": "fsdp2"}]
 )
-def test_settings_that_accept_unused_parameters(parallel: dict[str, Any]) -> None:
+def test_check_accepts_unused_parameters_if_the_settings_allow_them(
+    parallel: dict[str, Any],
+) -> None:
     assert problem(Own(right), parallel=parallel) is None
 
 
@@ -130,7 +132,7 @@ def test_settings_that_accept_unused_parameters(parallel: dict[str, Any]) -> Non
     "path",
     ["sample_tasks:build", "ddp_trainer.tasks.gpt:build", "ddp_trainer.tasks.miniresnet:build"],
 )
-def test_good_tasks_pass(path: str) -> None:
+def test_check_accepts_correct_tasks(path: str) -> None:
     task, config = build_task(path, resolve({}), Ranks(), torch.device("cpu"))
     check_task(task, config)
     assert check_training(task, config, 32) is None
@@ -159,7 +161,7 @@ def test_collate_that_no_worker_can_import_is_refused() -> None:
         check_task(task, resolve({"data": {"workers": 2}}))
 
 
-def test_sum_of_zero_is_no_mean() -> None:
+def test_loss_sum_of_zero_is_not_taken_for_a_mean() -> None:
     found = problem(Own(lambda model, x: Weighted(0.0 * model(x).sum(), len(x))))
     assert found is not None
     assert found.startswith(SPARE)

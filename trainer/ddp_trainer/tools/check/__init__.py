@@ -1,1 +1,1 @@
-"""Checks of a task in one process, before a job occupies many machines."""
+"""Check a task in one process before a job uses many machines."""

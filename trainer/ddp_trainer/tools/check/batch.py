@@ -20,14 +20,14 @@ def check_batch(batch: Any) -> str | None:
         A sentence about the first such part, or None.
 
     Raises:
-        InputError: If a part moves itself but does not return what it moved.
+        InputError: If the method `to` of a part fails, or does not return the moved part.
     """
     for path, part in _objects_in(batch, "batch"):
         kind = type(part).__name__
         if callable(getattr(part, "to", None)):
             if _moved(part, path) is None:
                 raise InputError(
-                    f"task: the method to of {kind} ({path}) must return the moved object, but"
+                    f"task: the method to() of {kind} ({path}) must return the moved object, but"
                     " returns None"
                 )
         elif any(isinstance(value, torch.Tensor) for value in vars(part).values()):
@@ -43,13 +43,13 @@ def _moved(part: Any, path: str) -> Any:
         return part.to(torch.device("cpu"))
     except (TypeError, ValueError, AttributeError) as error:
         raise InputError(
-            f"task: the method to of {type(part).__name__} ({path}) must move it to a torch.device:"
-            f" {type(error).__name__}: {error}"
+            f"task: the method to() of {type(part).__name__} ({path}) must move it to a"
+            f" torch.device: {type(error).__name__}: {error}"
         ) from error
 
 
 def _objects_in(value: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Yield the objects within a batch that are neither tensors nor collections of them."""
+    """Yield the objects within a batch that are neither tensors nor collections of tensors."""
     if isinstance(value, (Mapping, UserDict)) and not callable(getattr(value, "to", None)):
         for key, item in value.items():
             yield from _objects_in(item, f'{path}["{key}"]')

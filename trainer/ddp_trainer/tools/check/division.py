@@ -1,4 +1,4 @@
-"""Check how many samples each rank and each forward pass get, when the data are divided."""
+"""Check how many samples each rank and each forward pass get after the division of a batch."""
 
 from functools import partial
 from typing import cast
@@ -19,7 +19,7 @@ def check_batch_norm(task: Task, config: RunConfig, world_size: int) -> None:
         world_size: Number of ranks that will train.
 
     Raises:
-        InputError: If some rank would normalise a single sample by itself.
+        InputError: If BatchNorm on some rank would normalise a single sample.
     """
     if not any(norm.training for norm in norms_in(task.model)):
         return
@@ -50,9 +50,9 @@ def check_batch_norm(task: Task, config: RunConfig, world_size: int) -> None:
 
 
 def check_shares(config: RunConfig, world_size: int) -> str | None:
-    """Return a sentence if ranks with fewer samples than others have the same weight; else None.
+    """Return a warning if ranks with fewer samples than others get the same weight, else None.
 
-    Gradients are weighted by counts, so it makes a difference only for averages of weights.
+    Only local SGD is affected, because it averages weights. Gradients are weighted by counts.
     """
     fewer, more = (f(divided(config.global_batch, world_size)) for f in (min, max))
     if config.parallel.local_sgd.period is None or fewer == more:
@@ -65,7 +65,7 @@ def check_shares(config: RunConfig, world_size: int) -> str | None:
 
 
 def _last_batch(task: Task, config: RunConfig) -> int:
-    """Return the samples of the incomplete batch at the end of an epoch; 0 if there is none."""
+    """Return the number of samples in the incomplete batch that ends an epoch. 0 without one."""
     if config.data.drop_last or not is_indexed(task.train_data):
         return 0
     whole, rest = divmod(len(task.train_data), config.global_batch)

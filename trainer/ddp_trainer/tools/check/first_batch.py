@@ -1,4 +1,4 @@
-"""Check the first batch of training data as training uses it."""
+"""Check the loss of the first batch of training data in training mode."""
 
 from itertools import islice
 from typing import Any
@@ -12,7 +12,7 @@ from ddp_trainer.tools.check.step import check_gradients, check_parts
 
 
 def check_training(task: Task, config: RunConfig, limit: int) -> str | None:
-    """Check the loss of the first batch as training uses it, see `tools.check.step`.
+    """Check the loss of the first batch in training mode, see `tools.check.step`.
 
     Args:
         task: A task that was built for the CPU.
@@ -20,7 +20,7 @@ def check_training(task: Task, config: RunConfig, limit: int) -> str | None:
         limit: Maximum number of samples to use.
 
     Returns:
-        A sentence about what several ranks do not accept, or None.
+        A sentence about a finding that is an error only with several ranks, or None.
 
     Raises:
         InputError: If the loss has no gradient, or is not additive.
@@ -31,7 +31,7 @@ def check_training(task: Task, config: RunConfig, limit: int) -> str | None:
     if not batch:
         raise InputError(
             'task: "train_data" is an iterator that ends after one pass, as a generator does; each'
-            " pass needs its own: return an object with __iter__"
+            " pass needs a new iterator: return an object with __iter__"
         )
 
     def prepare(first: int, end: int) -> Any:

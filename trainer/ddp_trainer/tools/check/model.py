@@ -14,17 +14,18 @@ from ddp_trainer.task import HasOptimizer, Task
 
 
 def check_model(model: nn.Module, strategy: StrategyName) -> str | None:
-    """Check the parameters of a model, and the mode in which it trains.
+    """Check a model's parameters, and whether it is in training mode.
 
     Args:
         model: The model of a task.
         strategy: The strategy of the run.
 
     Returns:
-        A sentence if the whole model is in evaluation mode, although that has an effect.
+        A sentence if the model is in evaluation mode and has layers that this mode changes, or
+        None.
 
     Raises:
-        InputError: If a parameter has no shape yet, or if the strategy cannot train one.
+        InputError: If a parameter has no shape yet, or if the strategy cannot train a parameter.
     """
     _check_shapes(model)
     check_weights(model, strategy)
@@ -42,7 +43,8 @@ def check_optimizer(task: Task) -> None:
     """Create the task's own optimizer, if it has one.
 
     Raises:
-        InputError: If it cannot be created, or updates other parameters than those it received.
+        InputError: If the task cannot create it, or if it updates other parameters than it
+            received.
     """
     if not isinstance(task, HasOptimizer):
         return

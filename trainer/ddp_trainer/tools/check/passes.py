@@ -1,4 +1,4 @@
-"""Compute the loss of training twice for one batch, and watch what it depends on and changes."""
+"""Compute the loss of one batch twice, to find what the loss depends on and what it changes."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +17,7 @@ from ddp_trainer.tools.check.step import is_close
 
 @dataclass(frozen=True, slots=True)
 class Passes:
-    """What two passes over one batch have shown."""
+    """Findings of two passes over one batch."""
 
     warnings: list[str]
     buffers: list[str]
@@ -25,7 +25,7 @@ class Passes:
 
 
 def watch_passes(task: Task, batch: Any, config: RunConfig) -> Passes:
-    """Compute the loss twice with the same seeds. No weight and no buffer changes.
+    """Compute the loss twice with the same seeds. Weights and buffers stay unchanged.
 
     Args:
         task: A task that was built for the CPU.
@@ -33,8 +33,8 @@ def watch_passes(task: Task, batch: Any, config: RunConfig) -> Passes:
         config: The settings that give strategy and seed.
 
     Raises:
-        InputError: If the loss changes the shape of a buffer, or a parameter that the strategy
-            splits.
+        InputError: If the loss changes the shape of a buffer, or changes a parameter that the
+            strategy splits.
     """
     model = task.model
     norms = {id(norm) for norm in norms_in(model)}
@@ -59,7 +59,7 @@ def _loss(task: Task, batch: Any, config: RunConfig) -> Tensor:
 
 
 def _difference(task: Task, first: float, second: float) -> str | None:
-    """Compare two losses, unless the task may have changed its own state between them."""
+    """Return a sentence if two losses differ, unless the task may have changed its own state."""
     if stateful(task) or is_close(first, second):
         return None
     return (
@@ -81,7 +81,7 @@ def _check_split(model: nn.Module, changed: list[str], config: RunConfig) -> Non
 
 
 def _strays(model: nn.Module, total: Tensor) -> str | None:
-    """Find parameters with a gradient that the model does not list."""
+    """Return a sentence if the loss depends on parameters that the model does not list."""
     own = {id(param) for param in model.parameters()}
     seen, nodes, strays = set(), [total.grad_fn], []
     while nodes:

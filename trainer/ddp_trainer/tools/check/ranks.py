@@ -1,4 +1,4 @@
-"""Build a task once more as another rank would, and compare the two."""
+"""Build a task a second time as rank 1 would, and compare it with the task of rank 0."""
 
 import zlib
 from collections.abc import Iterable
@@ -17,13 +17,13 @@ from ddp_trainer.task import Data, HasMetrics, Task, is_indexed
 from ddp_trainer.tools.check.reading import first_samples, is_read_once
 
 FIRST_SAMPLES = 8
-"""Samples of a stream that are compared."""
+"""Number of first samples of a stream that are compared."""
 
 
 def check_other_rank(
     task: Task, path: str, config: RunConfig, world_size: int, batch: Any
 ) -> str | None:
-    """Compare a task with that of rank 1.
+    """Compare the task of rank 0 with the task that rank 1 would build.
 
     Args:
         task: The task of rank 0.

@@ -1,4 +1,4 @@
-"""Reading of samples, and failures that name the sample."""
+"""Read samples, and raise errors that name the sample."""
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -16,7 +16,7 @@ def read_samples(data: Data, name: str, seed: int, limit: int) -> Iterator[tuple
 
     Args:
         data: Training or evaluation data.
-        name: Name of the data, for a message.
+        name: Name of the data set in error messages.
         seed: Seed of the run.
         limit: Maximum number of samples. They are spread evenly over indexed data.
 
@@ -35,7 +35,7 @@ def read_samples(data: Data, name: str, seed: int, limit: int) -> Iterator[tuple
 
 
 def collate_input(data: Data, samples: list[tuple[int, Any]]) -> Any:
-    """Return samples that were read one by one in the form that `collate` takes."""
+    """Convert samples that were read one by one to the argument that `collate` takes."""
     if is_indexed(data) and hasattr(data, "__getitems__"):
         return fetch(data, [index for index, _ in samples])
     return [sample for _, sample in samples]
@@ -49,12 +49,12 @@ def first_samples(data: Iterable[Any], count: int) -> list[Any]:
 
 
 def is_read_once(data: Data) -> bool:
-    """Return whether the data are an iterator, such as a generator, that has one pass only."""
+    """Return whether the data are an iterator, such as a generator, which allows only one pass."""
     return not is_indexed(data) and iter(cast("Iterable[Any]", data)) is data
 
 
 def run_at(place: str, function: Callable[[], Any]) -> Any:
-    """Call a function. Raise its failure as an InputError that names the place."""
+    """Call a function. If it fails, raise an InputError that names the place."""
     try:
         return function()
     except InputError:

@@ -1,4 +1,4 @@
-"""Read samples twice with the same seeds: training must be able to repeat them."""
+"""Read samples twice with the same seeds, because training must be able to repeat them."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,19 +11,20 @@ from ddp_trainer.task import Data, is_indexed
 from ddp_trainer.tools.check.reading import first_samples, is_read_once
 
 READ_TWICE = 16
-"""Samples that are read twice, evenly spread over indexed data, or the first ones of a stream."""
+"""Number of samples that are read twice: spread over indexed data, or the first ones of a
+stream."""
 
 
 def unrepeatable_sample(data: Data, name: str) -> str | None:
-    """Return a sentence if a sample differs although the trainer seeded all generators alike.
+    """Return a sentence if a sample differs between two reads with the same seeds, else None.
 
     Args:
         data: Training or evaluation data.
         name: Name of the data in the sentence.
 
     Raises:
-        InputError: If reading a sample changes the data set, or if data without an index begin
-            with other samples.
+        InputError: If reading a sample changes the data set, or if two passes over data without an
+            index begin with different samples.
     """
     for place, read in _readers(data, name):
         seed = derive_seed("check", place)
@@ -52,11 +53,11 @@ def unrepeatable_sample(data: Data, name: str) -> str | None:
 
 
 def random_sample(data: Data, name: str) -> str | None:
-    """Return the place of a sample that depends on the seed; None if none does.
+    """Return the place of the first sample that depends on the seed, or None.
 
     Args:
         data: Training or evaluation data.
-        name: Name of the data in the place.
+        name: Name of the data set, with which the place begins.
     """
     for place, read in _readers(data, name):
         one, other = (encode(read(derive_seed("check", place, n)), values=True) for n in (0, 1))
@@ -66,7 +67,7 @@ def random_sample(data: Data, name: str) -> str | None:
 
 
 def _readers(data: Data, name: str) -> Iterator[tuple[str, Callable[[int], Any]]]:
-    """Yield places, each with a function that reads it after it has set a seed."""
+    """Yield places of samples, each with a function that sets a seed and then reads the sample."""
     if not is_indexed(data):
         if not is_read_once(data):
             yield f"the beginning of {name}", lambda seed: _stream(data, seed)

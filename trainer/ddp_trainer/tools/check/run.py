@@ -1,4 +1,4 @@
-"""All checks of a task, in the order in which their mistakes explain each other."""
+"""Run all checks of a task. A check whose mistake can cause another one comes first."""
 
 from collections.abc import Callable
 from typing import Any
@@ -24,18 +24,19 @@ from ddp_trainer.tools.check.samples import check_data
 from ddp_trainer.tools.check.step import check_task
 
 Emit = Callable[..., None]
-"""Writer of an event: its kind, and its fields by name."""
+"""Function that writes an event. It takes the kind of event, and the fields by name."""
 
 
 def check_run(path: str, config: RunConfig, samples: int, world_size: int, emit: Emit) -> None:
-    """Build a task on the CPU and check it, its data and its training.
+    """Build a task on the CPU and check the task, its data and its training.
 
     Args:
         path: Import path of the task.
         config: The settings of the run.
         samples: Maximum number of samples to read of each data set.
         world_size: Number of ranks that will train.
-        emit: Called for each data set, and for each finding that may not be a mistake.
+        emit: Function that reports a summary of each data set, and each finding that may be
+            intended.
 
     Raises:
         InputError: The first mistake.

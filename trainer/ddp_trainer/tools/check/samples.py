@@ -1,4 +1,4 @@
-"""Check that samples are alike and finite, and that their losses are."""
+"""Check that samples have equal shapes and finite values, and that their losses are finite."""
 
 import dataclasses
 import math
@@ -57,7 +57,7 @@ def check_data(task: Task, name: str, config: RunConfig, limit: int) -> DataSumm
 
     Args:
         task: A task that was built for the CPU.
-        name: `train_data` or `eval_data`. The task must have it.
+        name: `train_data` or `eval_data`. The task must define this data set.
         config: The settings that give the seed and the batch size.
         limit: Maximum number of samples to read. They are spread evenly over indexed data.
 
@@ -88,7 +88,7 @@ def check_data(task: Task, name: str, config: RunConfig, limit: int) -> DataSumm
 
 
 def _check_loss(task: Task, name: str, batch: list[tuple[int, Any]], summary: DataSummary) -> None:
-    """Compute the loss of a batch. If that fails, name the first sample that fails alone."""
+    """Compute the loss of a batch. If it fails, raise an error that names the failing sample."""
     data = getattr(task, name)
     try:
         total, *names = _loss(task, collate_input(data, batch))
@@ -113,7 +113,7 @@ def _check_loss(task: Task, name: str, batch: list[tuple[int, Any]], summary: Da
 
 
 def _check_names(summary: DataSummary, names: list[list[str]], where: str) -> None:
-    """Compare the names of metrics and parts with those of the first batch."""
+    """Compare the names of metrics and loss parts with those of the first batch."""
     first = summary.names or names
     for kind, before, now in zip(("metrics", "parts of the loss"), first, names, strict=True):
         # Only an evaluation computes metrics.

@@ -1,4 +1,4 @@
-"""Check a task's loss as training uses it: its gradients, and its sum over parts of a batch."""
+"""Check the gradients of a task's loss, and that losses of parts of a batch add up."""
 
 import pickle
 from collections.abc import Callable, Iterable, Mapping
@@ -17,17 +17,17 @@ from ddp_trainer.seeds import derive_seed, seed_all
 from ddp_trainer.task import HasMetrics, Task, Weighted
 
 _CLOSE = 1e-3
-"""Relative difference of two sums that are the same but for rounding."""
+"""Largest relative difference that rounding can cause between two equal sums."""
 
 Prepare = Callable[[int, int], Any]
-"""Function that returns a collated batch of the samples from one number to another."""
+"""Function that takes two numbers and returns a collated batch of the samples between them."""
 
 
 def check_task(task: Task, config: RunConfig) -> None:
-    """Check what the trainer does with a task beside its loss.
+    """Check that the trainer can replace the task's model and send `collate` to workers.
 
     Raises:
-        InputError: If the task refuses another model, or its `collate` cannot reach the workers.
+        InputError: If the task does not allow to set its model, or if `collate` cannot be pickled.
     """
     try:
         task.model = task.model
@@ -48,7 +48,7 @@ def check_task(task: Task, config: RunConfig) -> None:
 
 
 def check_gradients(task: Task, batch: Any, config: RunConfig) -> str | None:
-    """Make a forward and a backward pass of training, which changes no weight and no buffer.
+    """Run a forward and a backward pass, without a change of weights and buffers.
 
     Args:
         task: A task that was built for the CPU.
@@ -56,11 +56,11 @@ def check_gradients(task: Task, batch: Any, config: RunConfig) -> str | None:
         config: The settings that give strategy and seed.
 
     Returns:
-        A sentence about weights without a gradient, which several ranks do not accept, or None.
+        A sentence about weights without a gradient, which is an error with several ranks, or None.
 
     Raises:
         InputError: If the loss has no finite gradient, does not depend on the model, or adds
-            tensors to it.
+            tensors to the model.
     """
     model = task.model
     names = own_tensors(model).keys()
@@ -95,7 +95,7 @@ def check_gradients(task: Task, batch: Any, config: RunConfig) -> str | None:
 
 
 def _check_names(before: Iterable[str], after: Iterable[str]) -> None:
-    """Refuse a model whose first pass adds tensors: a resumed run could not load them."""
+    """Refuse a model whose first pass adds tensors, because a resumed run could not load them."""
     added = sorted(set(after) - set(before))
     if added:
         raise InputError(
@@ -116,15 +116,15 @@ def _check_finite(trained: Iterable[tuple[str, nn.Parameter]]) -> None:
 def check_parts(task: Task, prepare: Prepare, samples: int) -> None:
     """Compare the loss and the metrics of a batch with those of its two halves.
 
-    A loss that depends on the other samples of its batch, such as a contrastive one, may differ.
+    A loss that depends on the other samples of its batch, such as a contrastive loss, may differ.
 
     Args:
         task: A task that was built for the CPU.
-        prepare: Returns a batch of some of the samples.
-        samples: Number of samples. Nothing is compared below two.
+        prepare: Function that returns a batch of some of the samples.
+        samples: Number of samples. With fewer than two, the function compares nothing.
 
     Raises:
-        InputError: If a sum is a mean, or its count is the same for each batch.
+        InputError: If the task returns a mean in place of a sum, or the same count for each batch.
     """
     middle = samples // 2
     if not middle:
@@ -153,7 +153,7 @@ def check_parts(task: Task, prepare: Prepare, samples: int) -> None:
 
 
 def _sums(task: Task, batch: Any) -> dict[str, tuple[float, float]]:
-    """Return sum and count of the loss and of each metric."""
+    """Return the sum and the count of the loss and of each metric, by name."""
     found: dict[str, object] = {"loss": task.loss(task.model, batch)}
     if isinstance(task, HasMetrics):
         metrics: object = task.metrics(task.model, batch)
@@ -172,5 +172,5 @@ def _sums(task: Task, batch: Any) -> dict[str, tuple[float, float]]:
 
 
 def is_close(one: float, other: float) -> bool:
-    """Return whether two sums are the same but for rounding."""
+    """Return whether two sums are equal except for rounding."""
     return abs(one - other) <= _CLOSE * max(abs(one), abs(other))

@@ -1,1 +1,1 @@
-"""Export of a checkpoint to files for other programs."""
+"""Export a checkpoint to files for other programs."""

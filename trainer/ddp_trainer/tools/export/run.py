@@ -20,7 +20,8 @@ from ddp_trainer.tools.export.tracing import TracedModel, open_dimensions
 from ddp_trainer.tools.export.writers import WRITERS
 
 RELATIVE, ABSOLUTE = 1e-3, 1e-4
-"""Permitted difference of an output, because compilers change the order of sums."""
+"""Permitted relative and absolute differences between outputs. Compilers change the order of
+sums."""
 ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 
 
@@ -31,7 +32,7 @@ class ExportResult:
     differences: dict[str, float] = field(default_factory=dict)
     """Largest difference of an output from that of the model, by file name."""
     failed: list[str] = field(default_factory=list)
-    """Names of the files whose outputs differ by more than is permitted."""
+    """Names of the files whose outputs differ by more than the permitted differences."""
 
 
 def export(
@@ -39,7 +40,7 @@ def export(
 ) -> ExportResult:
     """Write a model in each format together with `metadata.json`, and compare each file.
 
-    The folder is created atomically. It is created even if a comparison fails, so that the user can
+    The function creates the folder atomically, even if a comparison fails, so that the user can
     inspect the files.
 
     Args:
@@ -49,8 +50,8 @@ def export(
         metadata: First fields of `metadata.json`.
 
     Raises:
-        InputError: If the folder exists, if the packages for a format are missing, or if a format
-            needs a trace that torch cannot make of the model.
+        InputError: If the folder exists, if packages for a format are missing, or if torch cannot
+            trace the model for a format.
     """
     formats = list(formats)
     if "onnx" in formats and (missing := [p for p in ONNX_PACKAGES if find_spec(p) is None]):

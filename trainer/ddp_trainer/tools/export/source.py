@@ -1,4 +1,4 @@
-"""The checkpoint that is exported: its choice, its weights and its metadata."""
+"""Find the checkpoint to export, and read its weights and metadata."""
 
 import time
 from functools import partial
@@ -25,17 +25,17 @@ from ddp_trainer.saved_state import SavedState
 
 
 def find_checkpoint(path: Path, sleep: Sleep = time.sleep, *, command: str = "export") -> Path:
-    """Return a checkpoint, or the newest complete checkpoint of a run's directory, without changes.
+    """Return the path if it is a checkpoint, else the newest complete checkpoint in it. Only read.
 
     Args:
-        path: The checkpoint, or the run's directory.
-        sleep: Function that waits between two tries to read.
+        path: A checkpoint, or a run's directory.
+        sleep: Function that waits between two attempts to read.
         command: Name of the command, for messages.
 
     Raises:
-        InputError: If there is no complete checkpoint, or the newest has an unknown format, or the
-            process has no right to read it.
-        VolumeError: If the volume fails. An older checkpoint would be a wrong result.
+        InputError: If there is no complete checkpoint, or if the newest one has an unknown format
+            or denies access to this process.
+        VolumeError: If the volume fails. The function then returns no older checkpoint.
     """
     names = [path / str(name) for name in reversed(names_in(path)) if not name.suffix]
     reasons = []

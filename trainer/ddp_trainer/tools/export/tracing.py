@@ -1,8 +1,8 @@
-"""The arguments with which a task's loss calls its model.
+"""Record the arguments with which a task's loss calls its model.
 
-A task states no input of its model. So a hook on the model records the arguments, while the loss of
-a few samples is computed. A second call with a single sample shows which dimensions depend on the
-samples: those in which the two calls differ, and the first one. They stay dynamic in a graph.
+A task does not declare the inputs of its model. So a hook on the model records the arguments while
+the loss of a few samples is computed. A second call uses a single sample. The first dimension, and
+those in which the two calls differ, depend on the samples. They stay dynamic in an exported graph.
 """
 
 from collections.abc import Callable, Iterable
@@ -19,8 +19,8 @@ from ddp_trainer.errors import InputError
 from ddp_trainer.task import Task, is_indexed
 
 EXAMPLES = 4
-"""Number of samples with which the model is traced. The batch dimension stays dynamic, as do
-dimensions in which one of the samples alone has another size, such as the length of a text."""
+"""Number of samples with which the model is traced. The batch dimension stays dynamic. So does each
+dimension, such as a text's length, in which a call with a single sample differs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class TracedModel:
     model: nn.Module
     call: CallArguments
     other_call: CallArguments
-    """Arguments of one sample. All dimensions that differ are dynamic."""
+    """Arguments of a call with one sample. Dimensions that differ from `call` are dynamic."""
 
 
 def trace(task: Task) -> TracedModel:
@@ -64,7 +64,7 @@ def trace(task: Task) -> TracedModel:
 
 
 def open_dimensions(value: Tensor, other: Tensor) -> list[int]:
-    """Return the batch dimension, and those in which two tensors differ."""
+    """Return the batch dimension and all dimensions in which two tensors differ."""
     return [
         place
         for place, (size, size_alone) in enumerate(zip(value.shape, other.shape, strict=True))
@@ -78,7 +78,7 @@ def _sizes(call: CallArguments) -> list[torch.Size]:
 
 
 def _samples(task: Task, first: int, end: int) -> Any:
-    """Return some samples, as far as there are any, in the form that the task's `collate` takes."""
+    """Return samples from `first` to `end`, if they exist, in the form that `collate` takes."""
     data = task.train_data if task.eval_data is None else task.eval_data
     if is_indexed(data):
         return fetch(data, range(len(data))[first:end])

@@ -1,4 +1,4 @@
-"""The formats: each writer saves a model, and returns a function that computes with the file."""
+"""Writers of the export formats. Each saves a model and can compute with the saved file."""
 
 import contextlib
 import inspect
@@ -19,7 +19,8 @@ from ddp_trainer.errors import InputError
 from ddp_trainer.tools.export.tracing import TracedModel, open_dimensions
 
 Writer = Callable[[TracedModel, Path], tuple[str, Callable[..., Any]]]
-"""Function that writes a file and returns its name and a function that computes with the file."""
+"""Function that writes a file. It returns the file's name and a function that computes with the
+file."""
 
 
 def _safetensors(traced: TracedModel, folder: Path) -> tuple[str, Callable[..., Any]]:
@@ -71,7 +72,7 @@ WRITERS: dict[str, Writer] = {"safetensors": _safetensors, "torch": _torch, "onn
 
 
 def _program(traced: TracedModel) -> torch.export.ExportedProgram:
-    """Return the exported graph, in which the dimensions that differ between calls are dynamic."""
+    """Return the exported graph. Dimensions that differ between the two calls are dynamic."""
     model, call = traced.model, traced.call
     bind = inspect.signature(model.forward).bind
     shapes = _dynamic(call.of(bind).arguments, traced.other_call.of(bind).arguments)
@@ -94,7 +95,7 @@ def _tracing() -> Iterator[None]:
 
 
 def _place(error: BaseException) -> str:
-    """Return the newest line of the task that an error came from, for a sentence."""
+    """Return " at" and the innermost line of user code in an error's traceback, or ""."""
     others = (
         str(Path(torch.__file__).parent),
         str(Path(__file__).parent),
@@ -107,11 +108,11 @@ def _place(error: BaseException) -> str:
 
 
 def _dynamic(value: Any, other: Any) -> Any:
-    """Return the dimensions of an argument that torch must leave open, as torch.export takes them.
+    """Return an argument's dynamic dimensions, in the form that torch.export takes.
 
     Args:
         value: An argument of the traced call, or a part of it.
-        other: The same in the other call.
+        other: The corresponding argument, or part of it, in the other call.
     """
     if isinstance(value, Tensor):
         return dict.fromkeys(open_dimensions(value, other), torch.export.Dim.DYNAMIC) or None

@@ -1,1 +1,1 @@
-"""Measurements of the loop at several world sizes and against a minimal loop."""
+"""Measure the training loop at several world sizes, and compare it with a minimal loop."""

@@ -1,4 +1,4 @@
-"""Measure one world size on one of its ranks."""
+"""Measure the training loop at one world size. Each rank runs this code."""
 
 import gc
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from ddp_trainer.tools.scaling.stopwatch import Stopwatch
 from ddp_trainer.train import loop
 
 SAMPLE_EVERY = 5
-"""Interval in updates between two measurements by DDP."""
+"""Interval between two measurements by DDP, in updates."""
 
 Train = Callable[[Run, Stopwatch[MicroBatch]], Communication | None]
 
@@ -32,20 +32,21 @@ class BlockTiming:
 
     seconds: float
     waited: float
-    """Part of these seconds in which the loop waited for data."""
+    """Part of `seconds` in which the loop waited for data."""
     communication: Communication | None
 
 
 def measure(
     request: RunRequest, ranks: Ranks, stop: StopFlag, *, warmup: int, repeats: int
 ) -> ScalingPoint:
-    """Time the loop and the minimal loop alternately. Each one runs first in every other repeat.
+    """Time the trainer's loop and the minimal loop in turns. The first one alternates.
 
     Args:
-        request: Requested run of one block. Its `max_steps` include the warm-up.
+        request: Requested run of one block, which is one timed training. Its `max_steps` include
+            the warm-up.
         ranks: The rank of this process.
         stop: Flag that signal handlers set.
-        warmup: Number of updates that are not timed.
+        warmup: Number of updates before the timing starts.
         repeats: Number of blocks of each loop.
 
     Raises:
@@ -94,7 +95,7 @@ def _minimal_loop(run: Run, watch: Stopwatch[MicroBatch]) -> None:
 
 
 def _loop(run: Run, watch: Stopwatch[MicroBatch]) -> Communication | None:
-    """Run the trainer's own loop and return DDP's measurements. None without DDP."""
+    """Run the trainer's own loop and return DDP's measurements, or None without DDP."""
     run.train_loader = watch
     ddp = run.learner.objective
     if not isinstance(ddp, DistributedDataParallel):

@@ -1,7 +1,7 @@
 """A minimal training loop with DDP's defaults, as a user would write it by hand.
 
-`bench` compares the trainer's own loop with it. It has no schedule, clipping, checkpoints,
-evaluation or agreement on stopping, and reports only the training loss.
+`bench` compares the trainer's own loop with this loop. The minimal loop has no schedule, clipping,
+checkpoints, evaluation or agreement on stopping. It reads only the training loss.
 """
 
 import copy

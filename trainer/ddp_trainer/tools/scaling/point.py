@@ -1,4 +1,4 @@
-"""Measurements per world size, and the efficiencies and tables that are computed from them."""
+"""Measurements per world size, and the efficiencies and tables that follow from them."""
 
 from collections.abc import Sequence
 
@@ -61,7 +61,7 @@ def strong_efficiency(point: ScalingPoint, single: ScalingPoint) -> float:
 
 
 def table(title: str, points: Sequence[ScalingPoint], efficiencies: Sequence[float]) -> str:
-    """Return measurements as the rows of a Markdown table.
+    """Return measurements as a Markdown table, with one row per world size.
 
     Args:
         title: Header of the first column.

@@ -12,7 +12,7 @@ Item = TypeVar("Item")
 class Stopwatch(Generic[Item]):
     """Iterable over batches that times the loop which consumes them.
 
-    It synchronizes with the device only where the timing starts and ends.
+    The stopwatch synchronizes with the device only when the timing starts and ends.
     """
 
     def __init__(self, batches: Iterable[Item], device: torch.device, warmup: int) -> None:
@@ -21,7 +21,7 @@ class Stopwatch(Generic[Item]):
         Args:
             batches: The batches to pass on to the loop.
             device: The device on which the loop computes.
-            warmup: Number of batches that are not timed.
+            warmup: Number of batches before the timing starts.
         """
         self._batches = batches
         self._device = device
@@ -29,7 +29,7 @@ class Stopwatch(Generic[Item]):
         self.seconds = 0.0
         """Seconds from the first timed batch to the end of the work on the last one."""
         self.waited = 0.0
-        """Part of these seconds in which the loop waited for batches."""
+        """Part of `seconds` in which the loop waited for batches."""
 
     def __iter__(self) -> Iterator[Item]:
         """Yield every batch once."""

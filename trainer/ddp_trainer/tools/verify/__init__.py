@@ -1,1 +1,1 @@
-"""Comparison of several ranks with one process."""
+"""Compare training on several ranks with training in one process."""

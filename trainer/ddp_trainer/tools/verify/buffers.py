@@ -1,4 +1,4 @@
-"""Compare the buffers that training changes between ranks."""
+"""Compare between ranks the buffers that training changes."""
 
 from dataclasses import dataclass
 
@@ -16,17 +16,17 @@ from ddp_trainer.train import loop
 
 @dataclass(frozen=True, slots=True)
 class BufferReport:
-    """What training does to the buffers of several ranks."""
+    """Report on the buffers that training changes."""
 
     sentence: str
     valid: bool
-    """Whether the ranks keep to the policy."""
+    """Whether the buffers follow the policy of `parallel.buffers`."""
 
 
 def compare_buffers(task: str, config: RunConfig, ranks: Ranks) -> BufferReport | None:
-    """Train in training mode and compare the live buffers of all ranks. Every rank must call it.
+    """Train in training mode and compare the live buffers of all ranks. Every rank must call this.
 
-    The weights are not compared, because a live buffer depends on which rank has which sample.
+    Only buffers are compared: live buffers, and so the weights, depend on each rank's samples.
 
     Args:
         task: Import path `package.module:function`.
@@ -34,7 +34,7 @@ def compare_buffers(task: str, config: RunConfig, ranks: Ranks) -> BufferReport 
         ranks: This process's rank.
 
     Returns:
-        The report, equal on all ranks; None without live buffers.
+        The report, equal on all ranks. None without live buffers.
     """
     run = open_run(RunRequest(task, config), ranks, StopFlag(), HeartbeatWriter(None, ranks, 0))
     loop(run)

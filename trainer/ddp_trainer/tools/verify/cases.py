@@ -1,4 +1,4 @@
-"""The ways to compute the same updates that `verify` compares."""
+"""Cases that `verify` compares. Each is another way to compute the same updates."""
 
 from dataclasses import dataclass
 
@@ -10,18 +10,18 @@ ACCUMULATION = 4
 
 @dataclass(frozen=True, slots=True)
 class VerificationPlan:
-    """What `verify` compares with one process, and how."""
+    """Cases that `verify` compares with one process, and the tolerance."""
 
     steps: int
     """Number of updates."""
     tolerance: float
-    """Largest permitted difference between a weight and that of one process."""
+    """Largest permitted difference of a weight from the same weight of one process."""
     ranks: tuple[int, ...]
-    """World sizes, each at least 2."""
+    """World sizes of the cases, each at least 2."""
     strategies: tuple[StrategyName, ...]
 
     def cases(self) -> list["Case"]:
-        """Return all cases. Only ddp has some with accumulation: all strategies do it alike."""
+        """Return all cases. Only ddp has cases with accumulation, to save time."""
         kinds = [(name, count) for name in self.strategies for count in _accumulations(name)]
         several = [Case(world, name, count) for world in self.ranks for name, count in kinds]
         return [Case(1, accumulation=ACCUMULATION), *several]
@@ -47,7 +47,7 @@ class Case:
         return f"{self.ranks}-{self.strategy}-{self.accumulation}.safetensors"
 
     def micro_batch(self, global_batch: int) -> int:
-        """Return the most samples in a forward pass of a rank."""
+        """Return the largest number of samples in one forward pass of a rank."""
         return -(-global_batch // (self.ranks * self.accumulation))
 
 

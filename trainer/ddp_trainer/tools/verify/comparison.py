@@ -1,4 +1,4 @@
-"""Training of all cases of `verify`, and the differences between their weights."""
+"""Train all cases of `verify`, and compare their weights with those of one process."""
 
 import math
 from collections.abc import Sequence
@@ -21,21 +21,21 @@ class Differences:
     """The differences of all cases from one process."""
 
     weights: dict[Case, float]
-    """Largest difference of a weight, by case that trained."""
+    """Largest difference of a weight, for each case that trained."""
     refused: dict[Case, str]
-    """Why the other cases did not train."""
+    """Reason why a case did not train, for each case without weights."""
     buffers: BufferReport | None
-    """The buffers that training changes; None if there are none."""
+    """Report on the buffers that training changes. None if it changes none."""
 
 
 @dataclass(frozen=True, slots=True)
 class CaseRunner:
-    """Task, settings and folder with which the cases are trained."""
+    """Task, settings and folder for the training of all cases."""
 
     task: str
     document: Document
     graph: Document
-    """Settings of `parallel` about the parts of the model that an update uses."""
+    """Settings `find_unused_parameters` and `static_graph` of `parallel`, if the user set them."""
     folder: Path
 
     def differences(self, cases: Sequence[Case], precision: Precision) -> Differences:
@@ -43,7 +43,7 @@ class CaseRunner:
 
         Args:
             cases: The cases to compare.
-            precision: The precision of all cases and of the one process.
+            precision: Precision of all cases and of the single process.
         """
         buffers: BufferReport | None = None
         refused: dict[Case, str] = {}
@@ -73,7 +73,7 @@ class CaseRunner:
 
 
 def largest_difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
-    """Return the largest difference between two numbers at the same place.
+    """Return the largest absolute difference between corresponding numbers of two sets of tensors.
 
     Return infinity if the names differ or a difference is not finite.
     """

@@ -19,7 +19,7 @@ class Verification:
     equal: bool
     """Whether every difference is within the tolerance, in fp32 or else in fp64."""
     refused: dict[StrategyName, str]
-    """Why a strategy cannot train the task, by strategy."""
+    """Reason why a strategy cannot train the task, by strategy."""
 
 
 def verify(
@@ -27,15 +27,15 @@ def verify(
 ) -> Verification:
     """Train all cases and print a table of the largest differences.
 
-    A case whose difference in fp32 is too large is repeated in fp64. In fp32 the last bit can
+    If a case differs too much in fp32, the function repeats it in fp64. In fp32 the last bit can
     decide on which side of a kink (of a ReLU or a maximum) a sample falls. After that, two correct
-    computations diverge. In fp64 this is a billion times less likely, but a real error
-    remains.
+    computations diverge. In fp64 this is a billion times less likely, but a real error stays
+    visible.
 
     Args:
         task: Import path `package.module:function`.
-        config: The user's settings. Settings that make the cases differ are removed.
-        plan: What is compared.
+        config: The user's settings. The function removes settings that make the cases differ.
+        plan: Cases to compare, and the tolerance.
         optimizer_stated: Whether the user set the optimizer.
 
     Raises:
@@ -67,8 +67,8 @@ def verify(
         print(found.buffers.sentence)
     if repeated and random:
         print(
-            f"{random} depends on the seed, and each rank has its own: turn off random preparation"
-            " of samples in the settings of the task to compare the ranks"
+            f"{random} depends on the seed, and each rank has its own seed: turn off random"
+            " preparation of samples in the settings of the task to compare the ranks"
         )
     equal = all(difference <= plan.tolerance for difference in in_fp64.values())
     equal = equal and (found.buffers is None or found.buffers.valid)
@@ -113,12 +113,12 @@ def _comparable_settings(config: RunConfig, steps: int) -> Document:
 
 
 def _graph_settings(config: RunConfig) -> Document:
-    """Return the user's settings about the parts of the model that an update uses."""
+    """Return the settings `find_unused_parameters` and `static_graph` that the user changed."""
     names = {"find_unused_parameters", "static_graph"} & config.parallel.changed()
     return {name: getattr(config.parallel, name) for name in sorted(names)}
 
 
 def _without_unused_optimizer(task: str, document: Document) -> Document:
-    """Return the settings without `optimizer` if the task has its own, which forbids it."""
+    """Return the settings without `optimizer` if the task has an optimizer of its own."""
     plain = {key: value for key, value in document.items() if key != "optimizer"}
     return plain if run_ranks(1, has_optimizer, task, plain) else document

@@ -1,4 +1,4 @@
-"""The work of each rank for `verify`: it trains its part of the cases.
+"""Functions of `verify` that each rank runs to train its part of the cases.
 
 All functions run in forked ranks. The ranks save the weights of each case to a shared folder, and
 return their findings to the process that forked them.
@@ -28,17 +28,17 @@ from ddp_trainer.tools.verify.cases import REFERENCE, Case
 from ddp_trainer.train import loop
 
 BUFFER_STEPS = 5
-"""Updates after which the buffers of the ranks are compared."""
+"""Number of updates before the buffers of the ranks are compared."""
 
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What the ranks of one world size found."""
+    """Findings of the ranks of one world size."""
 
     refused: dict[Case, str]
-    """Why a strategy cannot train the task, by case."""
+    """Reason why a strategy cannot train the task, by case."""
     buffers: BufferReport | None
-    """The buffers that training changes; None if there are none."""
+    """Report on the buffers that training changes. None if it changes none."""
 
 
 def has_optimizer(ranks: Ranks, task: str, document: Document) -> bool:
@@ -48,10 +48,10 @@ def has_optimizer(ranks: Ranks, task: str, document: Document) -> bool:
 
 
 def find_random_sample(ranks: Ranks, task: str, document: Document) -> str | None:
-    """Return the place of a training sample that depends on the seed; None if none does.
+    """Return the place of the first training sample that depends on the seed, or None.
 
     Raises:
-        InputError: If a sample cannot be repeated even with the same seeds.
+        InputError: If a sample differs between two reads with the same seeds.
     """
     built, _ = build_task(task, resolve(document), ranks, torch.device("cpu"))
     sentence = unrepeatable_sample(built.train_data, "train_data")
@@ -63,7 +63,7 @@ def find_random_sample(ranks: Ranks, task: str, document: Document) -> str | Non
 def train_all(
     ranks: Ranks, cases: Sequence[tuple[Case, Document]], task: str, folder: str
 ) -> Findings:
-    """Train this rank's part of the cases with their settings, one after another."""
+    """Train this rank's part of each case, one case after another."""
     live: list[Document] = []
     refused: dict[Case, str] = {}
     for case, document in cases:

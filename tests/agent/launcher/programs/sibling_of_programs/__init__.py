@@ -1,3 +1,3 @@
-"""A module beside the programs."""
+"""Module beside the programs, which one of them imports."""
 
 VALUE = 42
