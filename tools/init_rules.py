@@ -6,6 +6,8 @@ from ddp_wire import contract
 from tools.policy_samples import sample_job
 
 _IS_INIT = "variables.initStep != ''"
+OF_WORKER = "variables.initStep == ''"
+"""Rule about a field that only worker pods may have."""
 _WORKERS_ONLY = ("hostname", "subdomain")
 """Fields of worker pods that no pod of an init step has."""
 
@@ -36,6 +38,5 @@ def _container() -> str:
         "c.securityContext.?capabilities.orValue({}).all(k, k == 'drop')",
     ]
     return (
-        "size(object.spec.containers) == 1 && !has(object.spec.initContainers)"
-        f" && object.spec.containers.all(c, {' && '.join(rules)})"
+        f"size(object.spec.containers) == 1 && object.spec.containers.all(c, {' && '.join(rules)})"
     )

@@ -25,7 +25,7 @@ from tools.child_rules import network_policy_rule, service_rule
 from tools.claim_rules import claim_rules
 from tools.gang_rules import GANG_ANNOTATIONS, gang_fields
 from tools.host_network_rules import host_network_fields, host_port, worker_ports
-from tools.init_rules import of_each_kind
+from tools.init_rules import OF_WORKER, of_each_kind
 from tools.policy_samples import full_job, sample_job, validation_rule
 
 JSON = dict[str, Any]
@@ -159,7 +159,7 @@ def _pod_fields(policy: PodTemplatePolicy) -> dict[str, str]:
     }
     if policy is PodTemplatePolicy.SCHEDULING:
         free = set(POD_FIELDS) - {"containers"}
-        fields |= dict.fromkeys(free, "true")
+        fields |= dict.fromkeys(free, "true") | {"initContainers": OF_WORKER}
     fields["priorityClassName"] = (
         f"!object.spec.priorityClassName.startsWith('{SYSTEM_PRIORITY_PREFIX}')"
     )
