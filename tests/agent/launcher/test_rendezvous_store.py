@@ -3,7 +3,7 @@
 import socket
 
 import pytest
-from torch.distributed import TCPStore
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from ddp_agent.launcher import rendezvous_store
 from tests.harness.ports import free_port

@@ -14,7 +14,7 @@ FETCH = {
     "args": ["a", "/data"],
 }
 CONVERT = {"name": "convert", "task": "my_package.data:convert"}
-DATA = {
+DATA: dict[str, Any] = {
     "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}],
     "volumeMounts": [{"name": "data", "mountPath": "/data"}],
     "checkpoint": {"claimName": "shared"},

@@ -48,8 +48,9 @@ def pod_of(job: DDPJob, **fields: Any) -> PodView:
     assert done is not None
     assert done.step is not None
     name = names.init_pod_name(job, done.step, done.tries)
-    given = {"uid": f"uid-{name}", "index": -1, "phase": "Running", "spec_hash": done.spec_hash}
-    return PodView(**({"name": name, "init_step": done.step} | given | fields))
+    given: dict[str, Any] = {"uid": f"uid-{name}", "index": -1, "phase": "Running"}
+    given |= {"name": name, "init_step": done.step, "spec_hash": done.spec_hash}
+    return PodView(**(given | fields))
 
 
 def failed(job: DDPJob, code: int = 1, words: str = "no such host") -> PodView:
