@@ -24,6 +24,8 @@ class Recovery:
     rank."""
     back: float | None = None
     """Seconds from the fault until the run had repeated all lost updates."""
+    repeated: int | None = None
+    """Number of updates before the fault that the run has done twice."""
     phases: dict[str, float] = field(default_factory=dict)
     """Seconds after the fault at which each phase of the recovery ended, by phase."""
 
@@ -36,6 +38,8 @@ class Recovery:
             text += f", {self.after_detection:.2f} s after detection"
         if self.back is not None:
             text += f", back where it was after {self.back:.2f} s"
+        if self.repeated is not None:
+            text += f", {self.repeated} updates done twice"
         if self.phases:
             text += f" ({', '.join(f'{k} {v:.2f}' for k, v in self.phases.items())})"
         return text
@@ -79,9 +83,10 @@ def missed(results: Sequence[Result]) -> list[str]:
 
 
 def table(results: Sequence[Result]) -> str:
-    """Return the results as Markdown, with a row per fault and three columns per gang."""
+    """Return the results as Markdown, with a row per fault and four columns per gang."""
     labels = list(dict.fromkeys(r.label for r in results))
-    columns = [f"{label} {q}" for label in labels for q in ("p50", "p95", "back where it was p50")]
+    names = ("p50", "p95", "back where it was p50", "updates done twice p50")
+    columns = [f"{label} {name}" for label in labels for name in names]
     columns.insert(2, "goal p95")
     lines = _head(["fault, seconds to the first new update", "repeats", *columns])
     for case in dict.fromkeys(r.case for r in results):
@@ -157,6 +162,8 @@ def _row(
         cells += [_cell(result, q, value) for q in (0.5, 0.95)]
         backs = [_back(r, value(r)) for r in result.recoveries]
         cells.append(_median([back for back in backs if back is not None]))
+        repeated = [r.repeated for r in result.recoveries if r.repeated is not None]
+        cells.append(f"{statistics.median(repeated):.0f}" if repeated else "-")
     cells.insert(2, goal)
     counts = "/".join(str(len(of_case[label].recoveries)) for label in labels)
     return "| " + " | ".join([name, counts, *cells]) + " |"

@@ -87,8 +87,15 @@ def measure(gang: MeasuredGang, case: Case, rng: random.Random) -> Recovery:
         max(heartbeat.first_step_at or started for _, heartbeat in gang.heartbeats()) - started
     )
     after = started + stepped - detected[0] if detected else None
+    resumed = max(heartbeat.resumed_from or 0 for _, heartbeat in gang.heartbeats())
     back = seconds_until_back(gang, reached, started)
-    return Recovery(stepped, after_detection=after, back=back, phases=gang.phases(started))
+    return Recovery(
+        stepped,
+        after_detection=after,
+        back=back,
+        repeated=max(0, reached - resumed),
+        phases=gang.phases(started),
+    )
 
 
 def seconds_until_back(gang: MeasuredGang, reached: int, started: float) -> float | None:

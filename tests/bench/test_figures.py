@@ -35,20 +35,23 @@ def test_recovery_goal_of_a_lost_node_is_measured_from_detection() -> None:
     assert not missed([found])
 
 
-def test_recovery_table_has_a_row_per_fault_and_three_columns_per_gang() -> None:
+def test_recovery_table_has_a_row_per_fault_and_four_columns_per_gang() -> None:
     never = result("torchrun default", None, None)
     never.never = True
-    ours = Result(CRASH, "ours", [Recovery(1.0, back=1.5), Recovery(3.0, back=4.5)])
+    ours = Result(
+        CRASH, "ours", [Recovery(1.0, back=1.5, repeated=4), Recovery(3.0, back=4.5, repeated=6)]
+    )
     text = table([ours, never])
     assert (
-        text.splitlines()[-1] == "| rank crash | 2/2 | 3.00 | 3.00 | 4 | 3.00 | never | never | - |"
+        text.splitlines()[-1]
+        == "| rank crash | 2/2 | 3.00 | 3.00 | 4 | 3.00 | 5 | never | never | - | - |"
     )
 
 
 def test_all_times_of_a_lost_node_are_measured_from_detection() -> None:
     found = Result(LOST, "ours", [Recovery(22.5, after_detection=5.0, back=23.25)])
     assert table([found]).splitlines()[-1] == (
-        f"| node lost, from its detection | 1 | 5.00 | 5.00 | {LOST.goal_seconds:.0f} | 5.75 |"
+        f"| node lost, from its detection | 1 | 5.00 | 5.00 | {LOST.goal_seconds:.0f} | 5.75 | - |"
     )
 
 
