@@ -72,6 +72,7 @@ async def test_suspension_deletes_the_pod_of_a_step(
     await operator.reconcile_until_idle()
     assert await job.pods() == []
     await job.edit(suspend=False)
+    await job.advance()  # The next try waits for a second.
     await operator.reconcile_until_idle()
     assert [p["metadata"]["name"] for p in await job.pods()] == [f"{NAME}-init-fetch-2"]
 
