@@ -55,6 +55,8 @@ def test_chart_grants_the_rights_of_the_table_and_no_others_to_children() -> Non
         for resource in rule["resources"]
     }
     others = {("ddp-trainer.dev", "ddpjobs"), ("ddp-trainer.dev", "ddpjobs/status"), ("", "events")}
+    others.add(("kueue.x-k8s.io", "workloads"))  # Kueue creates them.
     wanted = {(kind.group, kind.plural): set(kind.verbs) for kind in KINDS.values()}
     assert granted.keys() == wanted.keys() | others
     assert {place: granted[place] for place in wanted} == wanted
+    assert granted["kueue.x-k8s.io", "workloads"] == {"get", "delete"}
