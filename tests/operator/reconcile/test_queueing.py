@@ -88,7 +88,7 @@ def test_startup_deadline_continues_when_the_hold_ends(held: str, at: float, end
     assert is_finished(plan.status) is ends
     if ends:
         assert [e.reason for e in plan.events] == ["StartupDeadlineExceeded"]
-        limit = "startupDeadlineSeconds (600), without the 86000 s in which a gate, a queue"
+        limit = "startupDeadlineSeconds (600), not counting the 86000 s in which a gate, a queue"
         assert limit in summary(plan.status)[2]
 
 
