@@ -109,7 +109,7 @@ class Kueue:
             moves += self._of_group(name, members) if grouped else self._of_pod(name, members[0])
         return moves
 
-    def evict(self, name: str, pods: Iterable[Manifest], reason: str) -> list[Move]:
+    def evict(self, name: str, pods: Iterable[Manifest], reason: str) -> list[Stop]:
         """Return the moves that evict a Workload."""
         workload = self.workloads[name]
         workload.admitted, workload.evicted = False, reason

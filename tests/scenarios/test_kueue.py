@@ -1,5 +1,6 @@
 """The stand-in for Kueue plays Kueue's rules, so that runs under it can fail."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from tests.scenarios.kueue import GATE, Kueue, Move, Release, Stop, Ungate
@@ -31,7 +32,7 @@ def running(name: str, **changes: Any) -> Manifest:
     return member(name, gated=False, **changes)
 
 
-def names(moves: list[Move], kind: type[Move]) -> list[str]:
+def names(moves: Sequence[Move], kind: type[Move]) -> list[str]:
     return [move.pod["metadata"]["name"] for move in moves if isinstance(move, kind)]
 
 
@@ -107,7 +108,7 @@ def test_pods_that_succeeded_free_their_quota_and_end_the_group() -> None:
 
 def test_marked_group_is_over_when_all_its_pods_have_ended() -> None:
     kueue = admitted()
-    mark = {"annotations": {"kueue.x-k8s.io/retriable-in-group": "false"}}
+    mark: dict[str, Any] = {"annotations": {"kueue.x-k8s.io/retriable-in-group": "false"}}
     assert kueue.step([running("a", phase="Failed", **mark), running("b")]) == []
     ended = [running("a", phase="Failed", **mark), running("b", phase="Failed")]
     assert names(kueue.step(ended), Release) == ["a", "b"]
@@ -116,7 +117,7 @@ def test_marked_group_is_over_when_all_its_pods_have_ended() -> None:
 def test_pods_deleted_behind_their_gate_are_kept_until_the_workload_is_deleted() -> None:
     kueue = Kueue(quota=0)
     kueue.step([member("a"), member("b")])
-    mark = {"annotations": {"kueue.x-k8s.io/retriable-in-group": "false"}}
+    mark: dict[str, Any] = {"annotations": {"kueue.x-k8s.io/retriable-in-group": "false"}}
     deleted = [member(name, metadata={"deletionTimestamp": "now"}, **mark) for name in "ab"]
     assert kueue.step(deleted) == []
     assert names(kueue.delete("g", deleted), Release) == ["a", "b"]

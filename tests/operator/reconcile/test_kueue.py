@@ -112,7 +112,7 @@ def test_finished_group_needs_no_mark() -> None:
 
 
 def test_gated_gang_is_held_and_gated_extras_are_not() -> None:
-    elastic = {"nodes": 3, "elastic": {"minNodes": 2}}
+    elastic: dict[str, Any] = {"nodes": 3, "elastic": {"minNodes": 2}}
     gated = {"phase": "Pending", "ready": False, "node": None, "waiting": GATED}
     job = kueue_job(formed=False, startupDeadlineSeconds=60, **elastic)
     plan = plan_of(job, [member(job, 0, **gated), member(job, 1, **gated)], now=after(5))
