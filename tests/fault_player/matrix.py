@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _FOLDER = Path(__file__).parents[2] / "docs" / "develop"
-_PAGES = ("fault-matrix.md", "fault-matrix-runs.md")
+_PAGES = ("fault-matrix.md", "fault-matrix-runs.md", "fault-matrix-scheduling.md")
 _CELLS = 4
 _HEADS = {"fault", "---"}
 _TEST = re.compile(r"`(tests/\S+?\.py)::(\w+)`")
