@@ -8,6 +8,7 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
@@ -184,14 +185,18 @@ class Cluster:
         Raises:
             HarnessError: A definition was not established within a minute.
         """
-        wait = ("wait", "--for=condition=Established", "--timeout=1s")
-        crds = [f"crd/{name}" for name in names]
-        processes.wait_for(
-            f"the CRDs {', '.join(names)}",
-            lambda: self.kubectl(*wait, *crds, check=False).returncode == 0,
-            deadline_s=_ESTABLISHED_LIMIT_S,
-            needs=(APISERVER,),
-        )
+        for name in names:
+            processes.wait_for(
+                f"the CRD {name}",
+                partial(self._is_established, name),
+                deadline_s=_ESTABLISHED_LIMIT_S,
+                needs=(APISERVER,),
+            )
+
+    def _is_established(self, crd: str) -> bool:
+        # The time limit of kubectl is that of all its objects together.
+        wait = ("wait", "--for=condition=Established", "--timeout=1s", f"crd/{crd}")
+        return self.kubectl(*wait, check=False).returncode == 0
 
     def helm(
         self,

@@ -139,6 +139,19 @@ TRAINING_OPERATOR = ToolSet(
     module="github.com/kubeflow/training-operator",
     packages=("github.com/kubeflow/training-operator/cmd/training-operator.v1",),
 )
+VOLCANO = ToolSet(
+    name="volcano",
+    module="volcano.sh/volcano",
+    packages=("volcano.sh/volcano/cmd/scheduler", "volcano.sh/volcano/cmd/controller-manager"),
+)
+SCHEDULER_PLUGINS = ToolSet(
+    name="scheduler-plugins",
+    module="sigs.k8s.io/scheduler-plugins",
+    packages=(
+        "sigs.k8s.io/scheduler-plugins/cmd/scheduler",
+        "sigs.k8s.io/scheduler-plugins/cmd/controller",
+    ),
+)
 EVERY_RUN = (KUBERNETES, COREDNS, HELM, KUBE_SCORE, KWOK)
 """Tools that `make test` needs."""
 

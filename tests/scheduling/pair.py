@@ -4,7 +4,7 @@ import asyncio
 import time
 from typing import Any
 
-from tests.api.client import path_of
+from tests.api.client import eventually, path_of
 from tests.harness.fake_nodes import FakeNode
 from tests.scheduling.job import ScheduledJob
 from tests.scheduling.stage import GPUS, GPUS_PER_NODE, Stage
@@ -83,4 +83,10 @@ async def check_gangs(stage: Stage, gang: JSON, *waits_for: str) -> str:
     await waiting.until_placed(SIZE)
     await waiting.until_reason("Running")
     await waiting.finish()
+
+    async def released() -> bool:
+        await asyncio.gather(*(job.step() for job in jobs))
+        return not await stage.groups()
+
+    await eventually(released, "the finished jobs have no group")
     return message

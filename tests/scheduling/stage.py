@@ -7,7 +7,7 @@ from typing import Any
 
 from ddp_operator.api.gang import GangType
 from ddp_operator.builders.defaults import Defaults
-from ddp_operator.builders.gangs.versions import KNOWN_VERSIONS, Gangs
+from ddp_operator.builders.gangs.versions import KNOWN_VERSIONS, Gangs, group_kind
 from tests.api.client import eventually, path_of
 from tests.api.control_plane import TESTED, ControlPlane, Release
 from tests.api.in_process_operator import DEFAULTS, OperatorEnvironment
@@ -39,6 +39,7 @@ def scheduler_cluster(
     try:
         arguments = {SCHEDULER: [release.gate_argument]}
         fake_nodes.start(plane.cluster, nodes, kubernetes=release.kubernetes, extra_args=arguments)
+        plane.wait_until_limited()
         yield plane
     finally:
         plane.cluster.down()
@@ -51,6 +52,8 @@ class Stage:
     environment: OperatorEnvironment
     namespace: str
     defaults: Defaults = DEFAULTS
+    group_api: str = ""
+    """API version of the group objects, if the operator offers a gang scheduler."""
 
     def job(self, name: str) -> ScheduledJob:
         """Return a job, not created yet."""
@@ -62,7 +65,15 @@ class Stage:
         gangs = Gangs(
             types=(gang,), served=((gang, api_version),), coscheduling_scheduler=scheduler
         )
-        return replace(self, defaults=replace(self.defaults, gangs=gangs))
+        defaults = replace(self.defaults, gangs=gangs)
+        return replace(self, defaults=defaults, group_api=api_version)
+
+    async def groups(self) -> list[str]:
+        """Return the names of all group objects."""
+        resource = f"{group_kind(self.group_api).lower()}s"
+        path = f"/apis/{self.group_api}/namespaces/{self.namespace}/{resource}"
+        found = await self.environment.api.call("GET", path)
+        return [one["metadata"]["name"] for one in found["items"]]
 
     async def clear(self) -> None:
         """Delete all jobs, and wait until their pods are gone."""
