@@ -1,10 +1,11 @@
 """Build the admission rules for the fields and annotations that connect pods to a gang."""
 
+from ddp_operator.builders.gangs import kueue
 from ddp_operator.builders.gangs.schedulers import VOLCANO_GROUP
 from ddp_wire import contract
 
-GANG_ANNOTATIONS = (contract.ANNOTATION_GANG_GROUP, VOLCANO_GROUP)
-"""Annotations of a pod that name its group."""
+GANG_ANNOTATIONS = (contract.ANNOTATION_GANG_GROUP, VOLCANO_GROUP, *kueue.GROUP_ANNOTATIONS)
+"""Annotations of a pod that describe its group."""
 
 
 def gang_fields() -> dict[str, str]:

@@ -127,6 +127,11 @@ registry of a parent chart applies to a repository that names none.
   resources: [podgroups]
   verbs: [get, list, watch, create, patch, delete]
 {{- end }}
+{{- if has "Kueue" .Values.gangs.types }}
+- apiGroups: [kueue.x-k8s.io]
+  resources: [workloads]
+  verbs: [get, delete]
+{{- end }}
 - apiGroups: [""]
   resources: [events]
   verbs: [list, create]

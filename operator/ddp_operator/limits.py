@@ -76,6 +76,9 @@ this time a watch usually reports the reason, or the agent answers again."""
 EVENT_READS: Final = Backoff(first=10.0, longest=300.0)
 """Waits between two reads of the Events of a waiting pod. After 10 s most pods have started and
 need no request."""
+WORKLOAD_READS: Final = Backoff(first=5.0, longest=60.0)
+"""Waits between two reads of the Workload of a job that Kueue has not admitted. A free queue admits
+a job within a second."""
 REPAIRS: Final = Backoff(first=2.0, longest=300.0)
 """Waits between two repairs of a child that another writer changes after each repair."""
 REPAIRS_QUIET_SECONDS: Final = 60.0

@@ -67,7 +67,7 @@ class ControlPlane:
 
     @classmethod
     def up(
-        cls, release: Release = TESTED, gangs: Sequence[str] = ("gangs.types={Native}",)
+        cls, release: Release = TESTED, gangs: Sequence[str] = ("gangs.types={Native,Kueue}",)
     ) -> "ControlPlane":
         """Start the control plane. Stop it with `cluster.down()`.
 

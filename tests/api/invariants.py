@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 from typing import Any
 
+from ddp_operator.builders.gangs.kueue import GROUP
 from ddp_wire import contract, node_ranges
 from ddp_wire.orders import order_from_text
 from tests.api.history import Change, History
@@ -38,6 +39,7 @@ _WRITES = {
     "networkpolicies": {"create"},
     "persistentvolumeclaims": {"create"},
     "events": {"create"},
+    "workloads": {"delete"},
 }
 
 
@@ -48,7 +50,7 @@ def one_pod_per_node_index(history: History) -> Iterator[str]:
         living.pop(change.name, None)
         if change.type == "DELETED" or not _is_ours(change):
             continue
-        if change.object["status"].get("phase") in TERMINAL:
+        if change.object["status"].get("phase") in TERMINAL or _can_never_run(change):
             continue
         if contract.LABEL_INIT_STEP in change.labels:
             continue
@@ -161,6 +163,7 @@ def pods_follow_the_status(history: History) -> Iterator[str]:
 def writes_touch_only_own_objects(history: History) -> Iterator[str]:
     """I7: The operator changes its job's status and its children, and nothing else."""
     ours = {(c.resource, c.name) for c in history.changes if _is_ours(c)}
+    ours |= {("workloads", c.labels.get(GROUP, "")) for c in history.of("pods") if _is_ours(c)}
     for request in history.requests:
         resource = request.resource.partition("/")[0]
         if request.verb not in _WRITES.get(request.resource, set()):
@@ -191,6 +194,12 @@ def violations(history: History) -> list[str]:
 def _condition(job: JSON, kind: str) -> JSON:
     found: Mapping[str, JSON] = {c["type"]: c for c in job["status"].get("conditions", [])}
     return found.get(kind, {})
+
+
+def _can_never_run(change: Change) -> bool:
+    """Return whether a pod was deleted before it got a Kubernetes node."""
+    deleted = "deletionTimestamp" in change.object["metadata"]
+    return deleted and "nodeName" not in change.object["spec"]
 
 
 def _is_ours(change: Change) -> bool:

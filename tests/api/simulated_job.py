@@ -102,6 +102,10 @@ class SimulatedJob:
         """Let one simulated second pass for these pods of the job."""
         nodes = job["spec"]["nodes"] if job is not None else 0
         await self.kubelet.run_scripted(self._scripted, pods, nodes, self.now)
+        self.tick()
+
+    def tick(self) -> None:
+        """Move the clock by one second."""
         self.now += timedelta(seconds=1)
 
     async def has_active_pods(self) -> bool:

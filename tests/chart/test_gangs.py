@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from ddp_operator.api.gang import GangType
-from ddp_operator.builders.gangs.versions import KNOWN_VERSIONS, row_of
+from ddp_operator.builders.gangs.versions import BUILT_VERSIONS, KNOWN_VERSIONS, row_of
 from ddp_operator.builders.kinds import KINDS
 from tests.chart.rights import Right, granted_rights
 from tests.chart.test_chart import find_one, rendered
@@ -22,7 +22,8 @@ def rights(*flags: str) -> set[Right]:
 
 def rows(*types: GangType) -> set[Right]:
     """Return the rights to the group objects of some gang schedulers, by the table of kinds."""
-    kinds = [KINDS[row_of(version)] for one in types for version in KNOWN_VERSIONS[one]]
+    versions = [v for one in types for v in KNOWN_VERSIONS[one] if v in BUILT_VERSIONS]
+    kinds = [KINDS[row_of(version)] for version in versions]
     return {Right(kind.group, kind.plural, verb) for kind in kinds for verb in kind.verbs}
 
 
@@ -44,6 +45,24 @@ def test_operator_gets_rights_to_the_groups_of_the_enabled_types_alone(
 
 def test_operator_has_no_right_to_groups_by_default() -> None:
     assert not rights() & rows(*KNOWN_VERSIONS)
+    assert not any("kueue" in right.group for right in rights())
+
+
+def test_operator_only_reads_and_deletes_the_workloads_of_kueue() -> None:
+    more = rights("--set", "gangs.types={Kueue}") - rights()
+    assert more == {Right("kueue.x-k8s.io", "workloads", verb) for verb in ("get", "delete")}
+
+
+def validations(*flags: str) -> str:
+    """Return all rules about what the operator may write."""
+    spec = find_one(rendered(*flags), "ValidatingAdmissionPolicy", POLICY)["spec"]
+    return " ".join(str(one["expression"]) for one in spec["validations"])
+
+
+def test_policy_of_the_operator_accepts_the_marks_of_kueue_only_with_kueue() -> None:
+    marks = ("kueue.x-k8s.io/managed", "kueue.x-k8s.io/retriable-in-group")
+    assert all(mark in validations("--set", "gangs.types={Kueue}") for mark in marks)
+    assert not any(mark in validations("--set", "gangs.types={Volcano}") for mark in marks)
 
 
 def test_gang_values_become_settings_of_the_operator() -> None:

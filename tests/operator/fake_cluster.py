@@ -61,6 +61,12 @@ class FakeCluster:
         self.warning_reads: list[str] = []
         """Uids of the pods whose Events were read."""
         self.warnings_error: ClusterError | None = None
+        self.queue_messages: dict[str, str] = {}
+        """Reasons why Kueue does not admit groups, by group."""
+        self.deleted_workloads: list[str] = []
+        self.queue_reads: list[str] = []
+        """Groups whose Workload was read."""
+        self.queue_error: ClusterError | None = None
         self.orders: list[tuple[str, int, AttemptOrder]] = []
         """Attempt orders that were sent to agents, with the address."""
         self.refusals: dict[str, ClusterError] = {}
@@ -292,6 +298,17 @@ class FakeCluster:
 
     async def newest_event(self, namespace: str, uid: str) -> str | None:
         return await self.newest_warning(namespace, uid)
+
+    async def queue_message(self, namespace: str, group: str) -> str:
+        del namespace
+        self.queue_reads.append(group)
+        if self.queue_error is not None:
+            raise self.queue_error
+        return self.queue_messages.get(group, "")
+
+    async def delete_workload(self, namespace: str, group: str) -> None:
+        del namespace
+        self._write(f"delete Workload {group}", lambda: self.deleted_workloads.append(group))
 
     async def watch_agent_status(self, pod: PodView, revision: int, seconds: float) -> AgentAnswer:
         """Return at once, unlike a real agent. The caller retries."""

@@ -8,6 +8,7 @@ from collections.abc import Awaitable
 from datetime import timedelta
 from typing import Any
 
+from ddp_operator.builders.defaults import Defaults
 from ddp_operator.runtime.cache import Cache
 from ddp_operator.runtime.controller import Controller
 from ddp_wire import contract, node_ranges
@@ -31,10 +32,17 @@ KEY = ("team-a", NAME)
 class Simulation:
     """Run of one job from its creation to its end."""
 
-    def __init__(self, flow: Flow, *, writes_per_life: int = 0) -> None:
+    def __init__(
+        self,
+        flow: Flow,
+        *,
+        writes_per_life: int = 0,
+        cluster: FakeCluster | None = None,
+        defaults: Defaults = GUARDED,
+    ) -> None:
         """Create a simulation. Each controller is killed after `writes_per_life` writes if set."""
-        self._flow, self._writes_per_life = flow, writes_per_life
-        self.cluster, self.now = FakeCluster(), NOW
+        self._flow, self._writes_per_life, self._defaults = flow, writes_per_life, defaults
+        self.cluster, self.now = cluster or FakeCluster(), NOW
         self.cluster.after_write = self._check
         self.cluster.apply(flow.job())
         self._pods = ScriptedPods(flow.script)
@@ -82,11 +90,15 @@ class Simulation:
         self.cluster.revive()
         if self._writes_per_life:
             self.cluster.kill_at(len(self.cluster.writes) + self._writes_per_life, after=True)
-        cache = Cache()
+        self._cache = cache = Cache()
         self._keys = cache.replace(self.cluster.snapshot())
         self.cluster.watching = cache
         self._controller = Controller(
-            self.cluster, cache, GUARDED, lambda: self.now, agents=DirectStatuses(self.cluster)
+            self.cluster,
+            cache,
+            self._defaults,
+            lambda: self.now,
+            agents=DirectStatuses(self.cluster),
         )
 
     async def _settle(self) -> None:

@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
@@ -93,12 +93,22 @@ class ScriptedPods:
         remaining = [pod for pod in live if pod["metadata"]["uid"] not in ended]
         return moves + self._form_gang(remaining, nodes, now)
 
+    def kill(self, pod: Manifest) -> EndContainer:
+        """Return the move that kills the worker container of a pod."""
+        return self._end(pod, None, _KILLED)
+
+    def finish_after(self, seconds: int) -> None:
+        """Let the attempts that train succeed after some seconds of training."""
+        self._script = replace(self._script, training_seconds=seconds)
+
     def _move(self, pod: Manifest, now: datetime) -> Move | None:
         metadata = pod["metadata"]
         if contract.LABEL_INIT_STEP in metadata["labels"]:
             if "deletionTimestamp" in metadata:
                 return RemovePod(pod)
             return self._end(pod, None, int(metadata["name"] in self._script.failed_tries))
+        if pod["spec"].get("schedulingGates"):
+            return None
         text = metadata["annotations"][contract.ANNOTATION_ATTEMPT]
         agent = self.agents.get(metadata["uid"])
         if "deletionTimestamp" in metadata:
@@ -160,8 +170,9 @@ class ScriptedPods:
         now: datetime,
         failure: Failure | None = None,
     ) -> ReportStatus:
-        index = node_of(pod)
-        reports_checkpoint = index == 0 and phase is AgentPhase.TRAINING
+        index, members = node_of(pod), order_of(pod).members
+        has_rank_0 = index == (0 if members is None else min(members))
+        reports_checkpoint = has_rank_0 and phase is AgentPhase.TRAINING
         step = self._script.saves.get(attempt) if reports_checkpoint else None
         status = AgentStatus(
             node_index=index,

@@ -15,6 +15,8 @@ from ddp_operator.api.spec import RESERVED_POD_FIELDS, DDPJobSpec
 
 MAX_NAME_LENGTH = 58
 """Longest job name, in characters: a DNS label (63) without the `-9998` that ends a pod name."""
+MAX_LABEL_LENGTH = 63
+"""Longest label value, in characters."""
 MAX_PODS = 9999
 """Largest number of pods of a job: their host names have four digits."""
 MAX_RESTARTS_IN_WINDOW = 30
@@ -169,11 +171,23 @@ def _own_group(kind: str, key: str) -> Rule:
     )
 
 
+_WITH_QUEUES = (GangType.VOLCANO, GangType.KUEUE)
 GANG_RULES: tuple[Rule, ...] = (
     Rule(
-        "!has(self.gang) || !has(self.gang.queue) || self.gang.type == 'Volcano'",
-        "spec.gang.queue: may be set only with type Volcano, because other types have no queues",
-        lambda s: s.gang is None or s.gang.queue is None or s.gang.type is GangType.VOLCANO,
+        "!has(self.gang) || !has(self.gang.queue) || self.gang.type in ['Volcano', 'Kueue']",
+        "spec.gang.queue: may be set only with type Volcano or Kueue, because other types have"
+        " no queues",
+        lambda s: s.gang is None or s.gang.queue is None or s.gang.type in _WITH_QUEUES,
+    ),
+    Rule(
+        "!has(self.gang) || !has(self.gang.queue) || self.gang.type != 'Kueue'"
+        " || self.gang.queue.size() <= 63",
+        "spec.gang.queue: must have at most 63 characters with type Kueue, because it is a label",
+        lambda s: (
+            s.gang is None
+            or s.gang.type is not GangType.KUEUE
+            or len(s.gang.queue or "") <= MAX_LABEL_LENGTH
+        ),
     ),
     _own_group("annotations", "scheduling.k8s.io/group-name"),
     _own_group("annotations", "kueue.x-k8s.io/pod-group-name"),

@@ -305,6 +305,8 @@ class DDPJobStatus(StatusModel):
     """Number of existing pods, for the scale subresource."""
     selector: ShortText | None = None
     """Label selector of the pods, for the scale subresource."""
+    first_pod: ShortText | None = None
+    """Name of the pod of node 0, whose log has the output of rank 0. Absent if it is NAME-0."""
     progress: ProgressStatus | None = None
     """Progress of the run."""
     straggler: StragglerStatus | None = None

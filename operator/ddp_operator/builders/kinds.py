@@ -157,9 +157,7 @@ KINDS: Final = {row.name: row for row in _ROWS}
 """All kinds by name, in the order in which they are listed and created."""
 
 
-GROUP_ROWS: Final = tuple(
-    versions.row_of(version) for known in versions.KNOWN_VERSIONS.values() for version in known
-)
+GROUP_ROWS: Final = tuple(map(versions.row_of, versions.BUILT_VERSIONS))
 """Rows for the group objects of gang schedulers. An API server may serve none of them."""
 GROUP_PLURALS: Final = frozenset(KINDS[row].plural for row in GROUP_ROWS)
 """Plural resource names of the group objects."""

@@ -3,6 +3,7 @@
 Names and labels depend only on the job, so a repeated creation cannot create a second child.
 """
 
+import re
 from typing import Any
 
 from ddp_operator.api.base import API_VERSION, KIND
@@ -42,9 +43,24 @@ _HOSTNAME_DIGITS = 4
 """Number of digits of the node index in a host name, because `nodes` is at most 9999."""
 
 
-def pod_name(job: DDPJob, index: int) -> str:
-    """Return the name of a worker pod. It does not depend on the number of nodes."""
-    return hostname(job, index) if _is_old(job) else f"{job.metadata.name}-{index}"
+_LATER_GENERATION = re.compile(r"-g([1-9][0-9]{0,8})$")
+"""End of a pod's name that differs from the name of the node's first pod."""
+
+
+def pod_name(job: DDPJob, index: int, generation: int = 1) -> str:
+    """Return the name of a worker pod. It does not depend on the number of nodes.
+
+    A finalizer of another controller can keep the name of a pod that has ended. Then the next pod
+    of the node has a higher generation, and a name of its own. The host name is the same.
+    """
+    first = hostname(job, index) if _is_old(job) else f"{job.metadata.name}-{index}"
+    return first if generation == 1 else f"{first}-g{generation}"
+
+
+def generation_of(name: str) -> int:
+    """Return the generation in the name of a worker pod."""
+    found = _LATER_GENERATION.search(name)
+    return int(found[1]) if found else 1
 
 
 def hostname(job: DDPJob, index: int) -> str:

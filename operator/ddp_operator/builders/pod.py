@@ -30,10 +30,13 @@ _KUBERNETES_GRACE_SECONDS = 30
 """Grace period that Kubernetes gives to a pod whose podTemplate removes the field."""
 
 
-def build_pod(job: DDPJob, index: int, attempt: int, defaults: Defaults) -> dict[str, Any]:
+def build_pod(
+    job: DDPJob, index: int, attempt: int, defaults: Defaults, generation: int = 1
+) -> dict[str, Any]:
     """Return the pod of node `index`. Its agent starts with attempt number `attempt`.
 
-    The pod satisfies the Restricted profile of the Pod Security Standards.
+    The pod satisfies the Restricted profile of the Pod Security Standards. Its generation affects
+    only its name.
     """
     fixed = {
         contract.ANNOTATION_ATTEMPT: replace(job.order, attempt=attempt).to_text(),
@@ -44,7 +47,7 @@ def build_pod(job: DDPJob, index: int, attempt: int, defaults: Defaults) -> dict
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {
-            "name": names.pod_name(job, index),
+            "name": names.pod_name(job, index, generation),
             "namespace": job.metadata.namespace,
             "labels": {**names.labels(job), contract.LABEL_NODE_INDEX: str(index)},
             "annotations": _scraped(job) | fixed,

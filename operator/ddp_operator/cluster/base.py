@@ -227,6 +227,16 @@ class Cluster(Protocol):
             ClusterError: The API server refused the request.
         """
 
+    async def queue_message(self, namespace: str, group: str) -> str:
+        """Return why Kueue does not admit the Workload of a group, or "".
+
+        Raises:
+            ClusterError: The API server refused the request.
+        """
+
+    async def delete_workload(self, namespace: str, group: str) -> None:
+        """Delete Kueue's Workload of a group, if it still exists."""
+
     async def watch_agent_status(self, pod: PodView, revision: int, seconds: float) -> AgentAnswer:
         """Return the answer of the pod's agent once its status changes, or after some seconds."""
 

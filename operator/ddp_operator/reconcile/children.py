@@ -1,17 +1,18 @@
 """Create, replace and delete children until they match the current attempt.
 
 Each reconcile compares the children with the status and returns the actions that are still missing,
-so an interrupted plan needs no undo. Each node of the job has one pod with a fixed name:
+so an interrupted plan needs no undo. Each node of the job has one pod:
 
 - A living pod of an earlier attempt gets the new attempt number, and its agent restarts the ranks
   in place. The pod is deleted instead if its spec has changed or the escalation requires a new pod.
 - A pod that ended in an earlier attempt is deleted. Its successor is created at once, unless a
-  container still runs in the old pod or a finalizer keeps its name.
+  container may still run in the old pod. If a finalizer keeps the old pod, the successor has
+  another name (`held_pods`).
 - A pod of a member that ended in the current attempt stays, because it holds a result. An ended pod
   of any other node is replaced.
 
-Two pods of one node never run at the same time, because both would join the rendezvous as this
-node.
+Two pods of one node never run at the same time, even under different names, because both would join
+the rendezvous as this node.
 """
 
 from dataclasses import dataclass, replace
@@ -19,16 +20,15 @@ from datetime import timedelta
 
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import ConditionType, DDPJobStatus, PodsStatus
-from ddp_operator.builders import names
 from ddp_operator.builders.affinity import valid_strikes
 from ddp_operator.builders.defaults import Defaults
 from ddp_operator.builders.env import checkpoint_directory
-from ddp_operator.builders.gangs.schedulers import new_gang
+from ddp_operator.builders.gangs.schedulers import new_gang, recorded_gang
 from ddp_operator.builders.kinds import kinds_in_use
-from ddp_operator.reconcile import gangs, outside_gang
+from ddp_operator.reconcile import gangs, held_pods, outside_gang
 from ddp_operator.reconcile.abandoned import is_abandoned
 from ddp_operator.reconcile.claims import change_claim
-from ddp_operator.reconcile.escalation import pods_to_replace
+from ddp_operator.reconcile.escalation import must_recreate
 from ddp_operator.reconcile.gpu_products import misplaced_pods
 from ddp_operator.reconcile.images import pinned_image
 from ddp_operator.reconcile.plan import (
@@ -80,14 +80,15 @@ def ensure_attempt(world: World, status: DDPJobStatus, defaults: Defaults) -> li
     actions = [*ensure_other_children(world, defaults), *gangs.ensure_group(world, defaults)]
     for init_pod in world.init_pods:  # An edit may have removed its step.
         actions += [] if init_pod.terminal else delete_init_pod(init_pod)
-    replaced, misplaced = pods_to_replace(job, status), misplaced_pods(world)
+    misplaced = misplaced_pods(world)
     in_the_way = outside_gang.pods_in_the_way(world)
-    for index in range(job.pods):
+    indices = range(job.pods)
+    for index in indices:
         pod = world.pod(index)
         if pod is not None and not _is_replaceable(world, pod):
             remedy = _Remedy(
                 remove=pod.name in in_the_way,
-                recreate=pod.name in replaced,
+                recreate=must_recreate(status, pod.name),
                 elsewhere=pod.name in misplaced,
             )
             actions += _ensure_living(world, pod, remedy)
@@ -96,14 +97,15 @@ def ensure_attempt(world: World, status: DDPJobStatus, defaults: Defaults) -> li
             continue  # Its result is recorded, so its pod may be gone.
         if pod is not None and not pod.held:
             actions.append(_delete(pod, by_force=not pod.lingers))
-        # Two pods of one node must never run at once, even under different names.
-        occupied = pod is not None and (pod.lingers or bool(pod.finalizers))
-        may_create = names.pod_name(job, index) not in waits and not _may_wait(world, index)
-        if may_create and not occupied and not world.has_other_pod(index):
-            actions.append(CreatePod(job, index, status.attempt, shared, world.job_secret))
-    wanted = {names.pod_name(job, index) for index in range(job.pods)}
-    surplus = [pod for pod in world.pods if pod.name not in wanted]
-    return actions + [_delete(pod) for pod in surplus if _is_deletable(pod)]
+        may_create = index not in waits and not _may_wait(world, index)
+        if may_create and not held_pods.is_occupied(world, index):
+            number = held_pods.next_generation(world, index)
+            secret = world.job_secret
+            actions.append(CreatePod(job, index, status.attempt, shared, secret, number))
+    surplus = [p for p in world.pods if p is not world.pod(p.index) or p.index not in indices]
+    actions += [_delete(pod) for pod in surplus if _is_deletable(pod)]
+    gang = recorded_gang(job)
+    return gangs.with_ended_groups(world, actions, keep=None if gang is None else gang.group)
 
 
 def _may_wait(world: World, index: int) -> bool:
@@ -157,7 +159,7 @@ def _is_replaceable(world: World, pod: PodView) -> bool:
     """
     if pod.terminal:
         return pod.index not in world.members or not world.ended_here(pod)
-    return is_abandoned(world, pod)
+    return pod.never_runs or is_abandoned(world, pod)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +212,8 @@ def delete_pods(world: World, *, with_init: bool = True) -> list[Action]:
         with_init: Whether to delete the pods of init steps, too.
     """
     pods = (*world.pods, *world.init_pods) if with_init else world.pods
-    return [_delete(pod) for pod in pods if _is_deletable(pod)]
+    deletions = [_delete(pod) for pod in pods if _is_deletable(pod)]
+    return gangs.with_ended_groups(world, deletions)
 
 
 def delete_init_pod(pod: PodView, *, by_force: bool = False) -> list[Action]:
@@ -241,7 +244,7 @@ def end_pods(world: World) -> list[Action]:
             actions.append(SetAttempt(pod.name, pod.uid, ATTEMPT_STOP))
     for pod in world.init_pods:
         actions += [] if pod.terminal else delete_init_pod(pod)
-    return actions
+    return gangs.with_ended_groups(world, actions)
 
 
 def _delete(pod: PodView, *, by_force: bool = False) -> DeletePod:

@@ -14,7 +14,7 @@ from ddp_operator.api.status import (
 from ddp_operator.reconcile import claims, exits, gangs, outside_gang
 from ddp_operator.reconcile.containers import NORMAL_START
 from ddp_operator.reconcile.held_pods import held_sentence
-from ddp_operator.reconcile.pod_view import PodView
+from ddp_operator.reconcile.pod_view import SCHEDULING_GATED, PodView
 from ddp_operator.reconcile.world import World
 from ddp_wire.messages import AgentPhase
 
@@ -24,7 +24,6 @@ OLD_READINESS_LIMIT = timedelta(seconds=10)
 """Age of an attempt from which a pod's readiness describes this attempt, and not the previous one.
 The kubelet delivers the new attempt order within about 2 s, and probes every second."""
 QUOTA_EXCEEDED = "QuotaExceeded"
-SCHEDULING_GATED = "SchedulingGated"
 CHECKPOINT_PATH_IN_USE = "CheckpointPathInUse"
 QUEUED = (QUOTA_EXCEEDED, SCHEDULING_GATED, "Unschedulable")
 """Reasons of the condition PodsReady for a job that waits for room, which is a normal state."""

@@ -52,6 +52,7 @@ from ddp_operator.reconcile.held_pods import held_sentence
 from ddp_operator.reconcile.images import mixed_image_events
 from ddp_operator.reconcile.next_action import next_action
 from ddp_operator.reconcile.plan import Event, EventType, Plan
+from ddp_operator.reconcile.pod_view import STOPPED_BY_QUEUE
 from ddp_operator.reconcile.progress import seconds_until_due, with_progress
 from ddp_operator.reconcile.restored import with_reported_attempt
 from ddp_operator.reconcile.root_cause import find_root_cause
@@ -195,7 +196,8 @@ def _handle_faults(world: World, faults: Sequence[Fault], defaults: Defaults) ->
         message = f"{failure.message} {why_not}"
         return lifecycle.finish(world, status, succeeded=False, reason="Failed", message=message)
     status = budgets.charge(status, failure.cause, now)
-    status = backoff.count_attempt(world, status)
+    if failure.reason != STOPPED_BY_QUEUE:  # The queue decides when it admits the pods again.
+        status = backoff.count_attempt(world, status)
     status = recovery.start_trace(status, failure, now)
     when = new_attempt.when_it_starts(status, now)
     text = f"attempt {status.attempt + 1} starts{when} because {failure.message}"
@@ -256,8 +258,9 @@ def _continue_attempt(world: World, status: DDPJobStatus, defaults: Defaults) ->
         text = f"attempt {status.attempt} trains {after}; status.lastRecovery shows each part"
         events.append(Event(EventType.NORMAL, "Recovered", text))
     events += resizes.resize_events(world, status)
-    held, summary = held_sentence(world), world.job.status.condition(ConditionType.SUCCEEDED)
-    if held is not None and (summary is None or held not in summary.message):
+    held = held_sentence(world)
+    # While other pods train, the summary does not name the held pod.
+    if held is not None and _tells(status, held) and not _tells(world.job.status, held):
         events.append(Event(EventType.WARNING, "PodHeld", held))
     events += [*hangs.suspect_events(world, status), *gangs.warnings(world.job.status, status)]
     slow = status.straggler
@@ -265,6 +268,12 @@ def _continue_attempt(world: World, status: DDPJobStatus, defaults: Defaults) ->
         events.append(Event(EventType.WARNING, "Straggler", sentence_about(slow)))
     actions = ensure_attempt(world, status, defaults)
     return Plan(status, tuple(actions), tuple(events), _requeue_seconds(world, status))
+
+
+def _tells(status: DDPJobStatus, sentence: str) -> bool:
+    """Return whether the MESSAGE column contains a sentence."""
+    summary = status.condition(ConditionType.SUCCEEDED)
+    return summary is not None and sentence in summary.message
 
 
 def _requeue_seconds(world: World, status: DDPJobStatus) -> float:
@@ -294,10 +303,17 @@ def _with_observation(world: World, plan: Plan) -> Plan:
             "observed_generation": world.job.metadata.generation,
             "replicas": len(world.pods),
             "selector": _selector(world),
+            "first_pod": _first_pod(world),
             "next_action": next_action(world, plan),
         }
     )
     return replace(plan, status=status)
+
+
+def _first_pod(world: World) -> str | None:
+    """Return the name of the pod of node 0, or None if it is the usual one."""
+    pod = world.pod(0)
+    return pod.name if pod is not None and pod.generation > 1 else None
 
 
 def _selector(world: World) -> str:

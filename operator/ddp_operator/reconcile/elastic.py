@@ -24,7 +24,6 @@ from datetime import datetime, timedelta
 
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import ConditionType, DDPJobStatus
-from ddp_operator.builders import names
 from ddp_operator.reconcile import departures, gpu_products
 from ddp_operator.reconcile.abandoned import is_unreachable
 from ddp_operator.reconcile.pod_view import PodView
@@ -127,8 +126,7 @@ def lost_nodes(world: World) -> frozenset[str]:
     if not world.job.spec.may_leave_nodes_out:
         return frozenset()
     lost = (index for index in world.members if _is_lost(world.pod(index)))
-    names_of = (names.pod_name(world.job, index) for index in lost)
-    return frozenset(node for name in names_of if (node := world.last_nodes.get(name)))
+    return frozenset(node for index in lost if (node := world.last_nodes.get(index)))
 
 
 def ready_spares(world: World) -> str | None:

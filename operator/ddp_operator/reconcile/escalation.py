@@ -23,7 +23,6 @@ from datetime import datetime
 
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import Cause, DDPJobStatus, StrikeStatus
-from ddp_operator.builders import names
 from ddp_operator.builders.affinity import valid_strikes
 from ddp_operator.reconcile.fault import Fault
 from ddp_operator.reconcile.hangs import HUNG
@@ -84,21 +83,19 @@ def _is_outage(status: DDPJobStatus, fault: Fault) -> bool:
     return reason == VOLUME_FAILED or (reason == NETWORK_FAILED and has_trained)
 
 
-def pods_to_replace(job: DDPJob, status: DDPJobStatus) -> frozenset[str]:
-    """Return the names of the pods that the current attempt must recreate.
+def must_recreate(status: DDPJobStatus, pod: str) -> bool:
+    """Return whether the current attempt must recreate the pod with a name.
 
     The result depends on the status alone, so a restarted operator continues the same escalation.
     The caller skips pods that already carry the number of the current attempt.
     """
     failure = status.last_failure
     if failure is None or failure.attempt != status.attempt - 1 or failure.cause is Cause.FREE:
-        return frozenset()
+        return False
     corrupted = failure.reason == CORRUPTED
     if status.stalled_attempts == 0 and not corrupted:
-        return frozenset()
-    if status.stalled_attempts <= 1:
-        return frozenset({failure.pod} if failure.pod else ())
-    return frozenset(names.pod_name(job, index) for index in range(job.pods))
+        return False
+    return status.stalled_attempts > 1 or failure.pod == pod
 
 
 def newest_step(status: DDPJobStatus) -> int | None:

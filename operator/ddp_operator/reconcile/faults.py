@@ -17,7 +17,6 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ddp_operator.api.status import Cause, FailureStatus
-from ddp_operator.builders import names
 from ddp_operator.reconcile import hangs
 from ddp_operator.reconcile.abandoned import UNREACHABLE_REASON, is_abandoned, is_unreachable
 from ddp_operator.reconcile.containers import InitFailure
@@ -86,7 +85,7 @@ def find_faults(world: World) -> list[Fault]:
     for index in world.members:
         fault = _pod_fault(world, index, started=world.has_started)
         if fault is not None:
-            offset = offsets.get(names.pod_name(world.job, index), 0.0)
+            offset = offsets.get(world.pod_name(index), 0.0)
             found.append(replace(fault, at=fault.at - offset))
     if not found and hangs.has_hung(world):
         found.append(Fault(hangs.failure(world)))
@@ -247,7 +246,7 @@ def _failed_init_container(world: World, pod: PodView, end: InitFailure) -> Faul
 def _lost_pod(world: World, index: int, pod: PodView | None) -> Fault:
     if pod is not None and pod.disruption is not None:
         return Fault(_disrupted(world, pod, pod.disruption, world.now))
-    name = names.pod_name(world.job, index)
+    name = world.pod_name(index)
     return Fault(
         FailureStatus(
             attempt=world.job.status.attempt,

@@ -11,11 +11,13 @@ scheduler:
 - The gang of an elastic job has the pods of the first `minNodes` nodes. The status contains its
   size, which never changes. The other pods and the spares are placed for themselves, and
   `outside_gang` decides when they may exist.
+- Kueue builds its Workloads itself, and the operator only marks the pods. It ends a group by a mark
+  on one of the pods, because Kueue otherwise waits for successors of all ended pods.
 - A group without a living pod that is not the group of the current attempt is deleted. So are all
   groups of a job that is suspended or finished, because a group may hold a place in a queue.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,15 +25,25 @@ from ddp_operator.api.gang import GangStatus, GangType
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import ConditionType, DDPJobStatus
 from ddp_operator.builders.defaults import Defaults
+from ddp_operator.builders.gangs import kueue
 from ddp_operator.builders.gangs.schedulers import build_group, gang_type, recorded_gang
 from ddp_operator.builders.gangs.versions import row_of
 from ddp_operator.builders.kinds import GROUP_ROWS, KINDS
 from ddp_operator.builders.pod import build_pod
-from ddp_operator.reconcile.plan import DeleteChild, EnsureChild, Event, EventType
+from ddp_operator.reconcile.plan import (
+    Action,
+    DeleteChild,
+    DeletePod,
+    DeleteWorkload,
+    EndGroup,
+    EnsureChild,
+    Event,
+    EventType,
+)
 from ddp_operator.reconcile.pod_view import PodView
 from ddp_operator.reconcile.world import World
 
-_IGNORED = {"FieldDropped", "NotServed"}
+_IGNORED = {"FieldDropped", "NotManaged", "NotServed"}
 """Reasons of the condition GangScheduled for pods that the scheduler places on their own."""
 _WAITING = ("PodGroupScheduled", "PodGroupInitiallyScheduled", "Unschedulable")
 """Conditions of group objects whose messages state why the gang waits."""
@@ -57,7 +69,13 @@ def why_no_gang(job: DDPJob, defaults: Defaults) -> str | None:
         wanted = gang.type if gang is not None else GangType.NONE
     why = gangs.why_not(wanted)
     source = "spec.gang.type" if job.spec.gang is not None else "gangs.default of the chart"
-    return None if why is None else f"{source}: {wanted} is not available: {why}"
+    if why is not None:
+        return f"{source}: {wanted} is not available: {why}"
+    given = job.spec.gang.queue if job.spec.gang is not None else None
+    known = given or gangs.queue or (gang.queue if gang is not None else None)
+    if wanted is not GangType.KUEUE or known:
+        return None
+    return "spec.gang.queue: must be set with Kueue, because gangs.queue of the chart is empty"
 
 
 def ensure_group(world: World, defaults: Defaults) -> list[EnsureChild | DeleteChild]:
@@ -65,6 +83,8 @@ def ensure_group(world: World, defaults: Defaults) -> list[EnsureChild | DeleteC
     gang = recorded_gang(world.job)
     if gang is None or not defaults.gangs.serves(gang.api_version):
         return list(_deletions(world, keep=None))
+    if gang.type is GangType.KUEUE:
+        return list(_deletions(world, keep=None))  # Kueue itself builds the Workload.
     found = _group_object(world, gang)
     deletions = _deletions(world, keep=gang.group)
     pod = build_pod(world.job, 0, world.job.status.attempt, defaults)
@@ -77,6 +97,40 @@ def ensure_group(world: World, defaults: Defaults) -> list[EnsureChild | DeleteC
 def release_groups(world: World) -> list[DeleteChild]:
     """Return actions that delete the groups whose pods have all ended."""
     return _deletions(world, keep=None)
+
+
+def with_ended_groups(
+    world: World, actions: Iterable[Action], keep: str | None = None
+) -> list[Action]:
+    """Return the actions, with those that end groups of Kueue before any of their pods is deleted.
+
+    Otherwise Kueue would keep the ended pods and the quota, and wait for successors. Kueue also
+    keeps pods that were deleted behind their gate, because they never end. It releases them when
+    their Workload is deleted.
+
+    Args:
+        world: The observed state of the job.
+        actions: Actions that delete or end pods.
+        keep: Name of the group that goes on, or None.
+    """
+    groups: dict[str, list[PodView]] = {}
+    for pod in world.pods:
+        if pod.queue_group and pod.queue_group != keep:
+            groups.setdefault(pod.queue_group, []).append(pod)
+    ends: list[Action] = []
+    going_on: set[str] = set()
+    for group, pods in groups.items():
+        if any(pod.never_runs and pod.finalizers for pod in pods) and all(
+            pod.ended or pod.never_runs for pod in pods
+        ):
+            ends.append(DeleteWorkload(group))
+        marked = any(pod.group_ends for pod in pods)
+        if not marked and any(pod.phase != "Succeeded" for pod in pods):
+            first = min(pods, key=lambda pod: (pod.index, pod.name))
+            ends.append(EndGroup(first.name, first.uid))
+            going_on |= {pod.name for pod in pods}
+    rest = [one for one in actions if not (isinstance(one, DeletePod) and one.name in going_on)]
+    return [*ends, *rest]
 
 
 def _deletions(world: World, keep: str | None) -> list[DeleteChild]:
@@ -102,9 +156,11 @@ def _group_object(world: World, gang: GangStatus) -> Mapping[str, Any] | None:
 def is_held_by_queue(world: World) -> bool:
     """Return whether a queue has not yet admitted the job's group."""
     gang = recorded_gang(world.job)
-    if gang is None or gang.type is not GangType.VOLCANO:
+    if gang is None:
         return False
-    return _phase(world, gang) == _NOT_ADMITTED
+    if gang.type is GangType.KUEUE:
+        return any(pod.is_gated for pod in world.pods_of_gang)
+    return gang.type is GangType.VOLCANO and _phase(world, gang) == _NOT_ADMITTED
 
 
 def report(world: World) -> GangReport | None:
@@ -133,9 +189,17 @@ def why_replaced(world: World) -> str | None:
     A gang below its size would never be placed again. The clause follows the word `because`.
     """
     gang = recorded_gang(world.job)
-    if gang is None or gang.size <= world.job.nodes:
+    if gang is None:
         return None
-    return f"the gang has {gang.size} pods and spec.nodes is {world.job.nodes}"
+    if gang.size > world.job.nodes:
+        return f"the gang has {gang.size} pods and spec.nodes is {world.job.nodes}"
+    if gang.type is not GangType.KUEUE:
+        return None
+    for pod in world.pods_of_gang:
+        # Kueue counts it as done, has given its quota back and admits no successor.
+        if pod.phase == "Succeeded" and not world.ended_here(pod):
+            return f"{pod.name} succeeded in an earlier attempt, and Kueue admits no successor"
+    return None
 
 
 def _lost_mark(pod: PodView, gang: GangStatus) -> GangReport | None:
@@ -143,6 +207,9 @@ def _lost_mark(pod: PodView, gang: GangStatus) -> GangReport | None:
     if not pod.gang_group:
         why = f"the API server did not serve {gang.api_version} when the pod was created"
         return GangReport(False, "NotServed", f"{pod.name} is placed for itself, because {why}")
+    if gang.type is GangType.KUEUE and kueue.MANAGED not in pod.finalizers:
+        why = "Kueue does not manage it: its pod integration is off, or not for this namespace"
+        return GangReport(False, "NotManaged", f"{pod.name} is placed for itself, because {why}")
     if gang.type is not GangType.NATIVE or pod.native_group:
         return None
     why = "the API server dropped its field: the feature gate GenericWorkload is off there"
@@ -181,7 +248,7 @@ def _why_it_waits(world: World, gang: GangStatus) -> str:
         if explains and condition.get("message"):
             return str(condition["message"])
     if is_held_by_queue(world):
-        return f"the queue {gang.queue or 'default'} has not admitted it"
+        return world.queue_message or f"the queue {gang.queue or 'default'} has not admitted it"
     return ""
 
 

@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from ddp_operator.api.status import Cause, DDPJobStatus, FailureStatus, SuspectStatus
-from ddp_operator.builders import names
 from ddp_operator.reconcile.plan import Event, EventType
 from ddp_operator.reconcile.world import World
 from ddp_wire.messages import INSPECTED_COLLECTIVES, AgentStatus, HungRank, RankInspection
@@ -87,7 +86,7 @@ def _slow_rank_zero(world: World) -> SuspectStatus | None:
     rank = next((r for r in agent.ranks if r.rank == 0), None) if agent is not None else None
     if rank is None or not rank.activity or (rank.idle_seconds or 0.0) < _LONG_SECONDS:
         return None
-    pod = names.pod_name(world.job, world.members[0])
+    pod = world.pod_name(world.members[0])
     sentence = f"rank 0 on {pod} makes no progress in {rank.activity} of update {rank.step + 1}"
     seconds = rank.idle_seconds or 0.0
     hung = HungRank(rank=0, step=rank.step, activity=rank.activity, seconds=seconds)
@@ -262,7 +261,7 @@ def _sentence(world: World, verdict: Verdict, found: Mapping[int, HungRank]) -> 
             " network between them and whether all call the same collectives"
         )
     rank = min(verdict.ranks)
-    pod = names.pod_name(world.job, world.members[rank // world.job.spec.ranks_per_node])
+    pod = world.pod_name(world.members[rank // world.job.spec.ranks_per_node])
     who = f"{_listed(verdict.ranks)} on {pod}" + (" and others" if len(verdict.ranks) > 1 else "")
     return f"{who} made no progress for {longest:.0f} s{_what(found.get(rank))} ({verdict.how})"
 

@@ -3,7 +3,6 @@
 That pod may report nothing, because its Kubernetes node has died or a new pod has taken its name.
 """
 
-from ddp_operator.builders import names
 from ddp_operator.reconcile.pod_view import PodView
 from ddp_operator.reconcile.world import World
 from ddp_wire.messages import AgentStatus
@@ -14,7 +13,7 @@ def silent_pod(world: World) -> str | None:
     for index in world.members:
         pod = world.pod(index)
         if pod is None or (world.agent_status(pod) is None and not pod.terminal):
-            return names.pod_name(world.job, index)
+            return world.pod_name(index)
     return None
 
 
@@ -30,7 +29,7 @@ def replaced_pod(world: World) -> str | None:
     for agent in agents.values():
         replaced = agent.failure.replaced_node if agent.failure is not None else None
         if replaced is not None and world.pod(replaced) is not None:
-            return names.pod_name(world.job, replaced)
+            return world.pod_name(replaced)
     if not any(agent.timeline and agent.timeline.spawned for agent in agents.values()):
         return None
     for index in world.members:

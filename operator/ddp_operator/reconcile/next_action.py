@@ -9,7 +9,6 @@ from datetime import timedelta
 
 from ddp_operator.api.spec import CleanPodPolicy
 from ddp_operator.api.status import ConditionType, DDPJobStatus
-from ddp_operator.builders import names
 from ddp_operator.reconcile import backoff, elastic
 from ddp_operator.reconcile.lifecycle import is_finished
 from ddp_operator.reconcile.plan import CreatePod, DeletePod, Plan, SetAttempt
@@ -85,13 +84,13 @@ def _while_training(world: World, status: DDPJobStatus) -> str:
 
 
 def _recreated(world: World, plan: Plan) -> list[str]:
-    """Return the names of the pods that the plan deletes or creates."""
-    wanted = {names.pod_name(world.job, index) for index in range(world.job.pods)}
+    """Return the names of the pods that the plan deletes or creates, without surplus pods."""
+    kept = range(world.job.pods)
+    wanted = {pod.name for pod in world.pods if pod.index in kept}
     found = {pod.name for pod in world.pods if pod.deleting and not pod.terminal}
-    for action in plan.actions:
-        if isinstance(action, DeletePod | CreatePod):
-            found.add(action.name)
-    return sorted(found & wanted)
+    found |= {action.name for action in plan.actions if isinstance(action, DeletePod)}
+    created = {action.name for action in plan.actions if isinstance(action, CreatePod)}
+    return sorted((found & wanted) | created)
 
 
 def _listed(pods: Iterable[str]) -> str:

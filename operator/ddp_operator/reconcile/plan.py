@@ -46,16 +46,18 @@ class CreatePod:
     job_secret: str | None = field(default=None, repr=False)
     """Secret that the job's living pods share, or None if the pods of the plan share a new
     secret."""
+    generation: int = 1
+    """Generation in the name of the pod."""
 
     @property
     def name(self) -> str:
         """Name of the pod."""
-        return names.pod_name(self.job, self.index)
+        return names.pod_name(self.job, self.index, self.generation)
 
     @property
     def manifest(self) -> dict[str, Any]:
         """Return the manifest of the pod."""
-        return build_pod(self.job, self.index, self.attempt, self.defaults)
+        return build_pod(self.job, self.index, self.attempt, self.defaults, self.generation)
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,23 @@ class EndPod:
 
 
 @dataclass(frozen=True)
+class EndGroup:
+    """Action: mark one pod so that Kueue expects no successors of the ended pods of its group."""
+
+    name: str
+    """Name of the pod."""
+    uid: str
+
+
+@dataclass(frozen=True)
+class DeleteWorkload:
+    """Action: delete Kueue's Workload of a group, so that Kueue releases all pods of the group."""
+
+    name: str
+    """Name of the Workload and of the group."""
+
+
+@dataclass(frozen=True)
 class SetAttempt:
     """Action: order a living pod to run an attempt, or to stop."""
 
@@ -120,7 +139,16 @@ class DeleteJob:
 
 
 Action = (
-    EnsureChild | CreatePod | DeletePod | DeleteChild | PatchClaim | EndPod | SetAttempt | DeleteJob
+    EnsureChild
+    | CreatePod
+    | DeletePod
+    | DeleteChild
+    | DeleteWorkload
+    | PatchClaim
+    | EndPod
+    | EndGroup
+    | SetAttempt
+    | DeleteJob
 )
 
 

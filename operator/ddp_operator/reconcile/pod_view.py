@@ -12,8 +12,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from ddp_operator.builders.gangs import kueue
 from ddp_operator.builders.gangs.schedulers import NATIVE_FIELDS
 from ddp_operator.builders.image_names import image_by_digest
+from ddp_operator.builders.names import generation_of
 from ddp_operator.reconcile import containers
 from ddp_operator.reconcile.containers import InitFailure
 from ddp_operator.reconcile.node_view import Toleration, view_tolerations
@@ -24,9 +26,12 @@ from ddp_wire.orders import order_from_text
 
 EVICTED_BY_VOLCANO = "Evict"
 """Reason of the condition Ready that Volcano sets on a pod just before it deletes the pod."""
+SCHEDULING_GATED = "SchedulingGated"
+"""Reason of the condition PodScheduled of a pod that a scheduling gate holds."""
 STOPPED_BY_QUEUE = "TerminationTarget"
 """Condition that Kueue sets on a pod before it deletes the pod: preemption, eviction or a stopped
 queue."""
+_ENDED = frozenset({"Succeeded", "Failed"})
 
 
 @dataclass(frozen=True)
@@ -100,10 +105,17 @@ class PodView:
     native_group: str = ""
     """Name of the group object in the field that only Kubernetes' own gang scheduling reads. The
     API server drops the field if its feature gate is off."""
+    queue_group: str = ""
+    """Name of the group of Kueue to which the operator has added the pod, or ""."""
+    group_ends: bool = False
+    """Whether the pod ends its group: Kueue expects no successors of its ended pods."""
     disruption: str | None = None
     """Reason in the condition by which another controller announced the end of the pod, or None."""
     disruption_message: str = ""
-    """Message of the queue that ended the pod, or ""."""
+    """Reason and message of the queue that ended the pod, or ""."""
+    ended: bool = False
+    """Whether the pod as a whole has ended, as its phase shows. The kubelet reports this up to
+    seconds after the end of the worker, and never after the loss of its Kubernetes node."""
     termination: Termination | None = None
     lingers: bool = False
     """Whether another container of the pod still runs after the worker has ended."""
@@ -111,7 +123,23 @@ class PodView:
     @property
     def terminal(self) -> bool:
         """Whether the worker container has ended and will never run again."""
-        return self.phase in {"Succeeded", "Failed"}
+        return self.phase in _ENDED
+
+    @property
+    def generation(self) -> int:
+        """Generation in the name of the pod."""
+        return generation_of(self.name)
+
+    @property
+    def is_gated(self) -> bool:
+        """Whether a scheduling gate holds the pod."""
+        reason = (self.waiting or "").partition(":")[0]
+        return self.phase == "Pending" and reason == SCHEDULING_GATED
+
+    @property
+    def never_runs(self) -> bool:
+        """Whether the pod is deleted and had no Kubernetes node, so that it cannot get one."""
+        return self.deleting and self.node is None
 
     @property
     def has_place(self) -> bool:
@@ -177,8 +205,11 @@ def view_pod(manifest: Mapping[str, Any]) -> PodView:
         beside=containers.trouble_beside(spec, status, conditions, container),
         gang_group=annotations.get(contract.ANNOTATION_GANG_GROUP, ""),
         native_group=_native_group(spec),
+        queue_group=kueue.group_of(metadata),
+        group_ends=annotations.get(kueue.RETRIABLE) == kueue.NOT_RETRIABLE,
         disruption=_disruption(conditions),
         disruption_message=_queue_message(conditions),
+        ended=status.get("phase") in _ENDED,
         termination=termination,
         lingers=termination is not None and _other_runs(status),
     )
@@ -254,7 +285,10 @@ def _disruption(conditions: Mapping[str, Any]) -> str | None:
 
 
 def _queue_message(conditions: Mapping[str, Any]) -> str:
-    return containers.last_line(str(_ended_by_queue(conditions)[1].get("message") or ""))
+    name, found = _ended_by_queue(conditions)
+    message = containers.last_line(str(found.get("message") or ""))
+    reason = str(found.get("reason") or "") if name == STOPPED_BY_QUEUE else ""
+    return ": ".join(part for part in (reason, message) if part)
 
 
 def _ended_by_queue(conditions: Mapping[str, Any]) -> tuple[str | None, Mapping[str, Any]]:

@@ -7,7 +7,8 @@ contains the times of a hold by the operator's clock, like those of the deadline
 from datetime import datetime, timedelta
 
 from ddp_operator.api.status import ConditionType, DDPJobStatus, QueueStatus
-from ddp_operator.reconcile.conditions import QUOTA_EXCEEDED, SCHEDULING_GATED, blocked_reason
+from ddp_operator.builders.gangs.schedulers import recorded_gang
+from ddp_operator.reconcile.conditions import QUOTA_EXCEEDED, blocked_reason
 from ddp_operator.reconcile.gangs import is_held_by_queue
 from ddp_operator.reconcile.world import World
 
@@ -62,10 +63,13 @@ def _since(known: QueueStatus, now: datetime) -> timedelta:
 
 
 def _is_held(world: World) -> bool:
-    """Return whether a gate or a queue holds pods, or a quota refuses to create them."""
+    """Return whether a gate or a queue holds pods, or a quota refuses to create them.
+
+    With a gang, only its pods count, because the attempt can start without the others.
+    """
     if is_held_by_queue(world):
         return True
     if world.blocked is not None and blocked_reason(world.blocked) == QUOTA_EXCEEDED:
         return True
-    waiting = (p.waiting for p in world.pods if p.phase == "Pending" and p.waiting is not None)
-    return any(text.partition(":")[0] == SCHEDULING_GATED for text in waiting)
+    needed = world.pods if recorded_gang(world.job) is None else world.pods_of_gang
+    return any(pod.is_gated for pod in needed)

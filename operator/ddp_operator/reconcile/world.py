@@ -53,14 +53,14 @@ class World:
     """Uids of the pods whose agent did not answer the newest request."""
     kubernetes_nodes: Mapping[str, NodeView] = field(default_factory=dict)
     """Known Kubernetes nodes of the pods, by name. Empty if the operator watches no nodes."""
-    last_nodes: Mapping[str, str] = field(default_factory=dict)
-    """Kubernetes node on which this operator last saw each pod of an elastic job, by pod name."""
+    last_nodes: Mapping[int, str] = field(default_factory=dict)
+    """Kubernetes node on which this operator last saw the pod of each node of an elastic job."""
     undecided_for: timedelta | None = None
     """Time for which this operator has seen faults without a root cause, or None."""
     deleting_for: Mapping[str, timedelta] = field(default_factory=dict)
     """Time for which this operator has seen that a pod is being deleted, by pod uid."""
-    creation_waits: Mapping[str, timedelta] = field(default_factory=dict)
-    """Wait before the creation of a pod, by pod name: see `backoff.before_creation`."""
+    creation_waits: Mapping[int, timedelta] = field(default_factory=dict)
+    """Wait before the creation of a pod, by node: see `backoff.before_creation`."""
     progress_interval: timedelta = PROGRESS_INTERVAL
     """Minimum time between two status writes that change only the progress."""
     checkpoint_owner: str | None = None
@@ -72,12 +72,26 @@ class World:
     """Newest refused change of the claim that the operator created, or None."""
     claim_event: str | None = None
     """Reason and message of the newest Event about this claim while it waits, or None."""
+    queue_message: str = ""
+    """Kueue's reason why it does not admit the job's gang, or ""."""
     blocked: str | None = None
     """Error of the API server that stopped the actions of the last plan."""
 
     def pod(self, index: int) -> PodView | None:
-        """Return the pod of a node, or None."""
-        return self._by_name.get(names.pod_name(self.job, index))
+        """Return the pod of a node, or None.
+
+        If a finalizer keeps an ended pod, its successor is the pod of the node.
+        """
+        return self._current.get(index)
+
+    def pods_of(self, index: int) -> Sequence[PodView]:
+        """Return all pods of a node: its pod, and pods that are about to vanish."""
+        return self._by_index.get(index, ())
+
+    def pod_name(self, index: int) -> str:
+        """Return the name of a node's pod, or of the first one if the node has no pod."""
+        pod = self.pod(index)
+        return names.pod_name(self.job, index) if pod is None else pod.name
 
     @cached_property
     def members(self) -> tuple[int, ...]:
@@ -189,14 +203,12 @@ class World:
         node = self.kubernetes_nodes.get(pod.node or "")
         return None if node is None else node.why_unusable(pod.tolerations)
 
-    def has_other_pod(self, index: int) -> bool:
-        """Return whether a pod with a name of an older operator still serves as this node."""
-        name = names.pod_name(self.job, index)
-        return any(p.name != name and not p.terminal for p in self._by_index.get(index, ()))
-
     @cached_property
-    def _by_name(self) -> dict[str, PodView]:
-        return {pod.name: pod for pod in self.pods}
+    def _current(self) -> dict[int, PodView]:
+        return {
+            index: pods[0] if len(pods) == 1 else max(pods, key=_precedence)
+            for index, pods in self._by_index.items()
+        }
 
     @cached_property
     def _by_index(self) -> dict[int, list[PodView]]:
@@ -213,3 +225,8 @@ class World:
         if pod.termination is not None and pod.termination.final is not None:
             return pod.termination.final
         return self.agent_statuses.get(pod.uid)
+
+
+def _precedence(pod: PodView) -> tuple[bool, bool, int, str]:
+    """Return a key by which the pod that serves as a node comes last."""
+    return not pod.terminal, not pod.deleting, pod.generation, pod.name

@@ -11,13 +11,14 @@ refuse all of them. Jobs that create pods at the same time share the concurrent 
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from http import HTTPStatus
 from typing import Any
 
 from ddp_operator.api.job import DDPJob
+from ddp_operator.builders.gangs.kueue import NOT_RETRIABLE, RETRIABLE
 from ddp_operator.builders.kinds import row_name
 from ddp_operator.builders.pod import with_secrets
 from ddp_operator.cluster.base import Cluster, ClusterError, Manifest
@@ -29,6 +30,8 @@ from ddp_operator.reconcile.plan import (
     DeleteChild,
     DeleteJob,
     DeletePod,
+    DeleteWorkload,
+    EndGroup,
     EndPod,
     EnsureChild,
     PatchClaim,
@@ -97,7 +100,7 @@ class ActionRunner:
         slots = asyncio.Semaphore(self._in_flight)
         do = partial(self._do, job, raw, state, slots=slots)
         children = [one for one in actions if isinstance(one, EnsureChild)]
-        ends = (DeletePod, DeleteChild, EndPod, DeleteJob)
+        ends = (DeletePod, DeleteChild, DeleteWorkload, EndPod, EndGroup, DeleteJob)
         await _all([do(one) for one in actions if isinstance(one, ends)])
         await _all([do(one) for one in children if one.kind.before_pods])
         creations = [one for one in actions if isinstance(one, CreatePod)]
@@ -162,7 +165,7 @@ class ActionRunner:
                 case CreatePod():
                     secrets = random_text(), action.job_secret or ""
                     await self._create(raw, state, with_secrets(action.manifest, *secrets))
-                    state.sightings.record_creation(action.attempt, action.name)
+                    state.sightings.record_creation(action.attempt, action.index)
                 case DeletePod():
                     await cluster.delete_pod(
                         namespace, action.name, action.uid, action.grace_seconds
@@ -173,9 +176,12 @@ class ActionRunner:
                     await self._patch_claim(namespace, state, action)
                 case EndPod():
                     await cluster.end_pod(namespace, action.name, action.uid)
+                case DeleteWorkload() | EndGroup():
+                    await self._end_group(namespace, state, action)
                 case SetAttempt():
                     self._send_order(job, action)
-                    await self._annotate(namespace, action)
+                    order = {contract.ANNOTATION_ATTEMPT: action.value}
+                    await self._annotate(namespace, action, order)
                 case DeleteJob():
                     await cluster.delete_job(job.key, action.uid)
 
@@ -205,6 +211,15 @@ class ActionRunner:
             if event is not None:
                 await self._cluster.emit(raw, event)
 
+    async def _end_group(
+        self, namespace: str, state: JobState, action: DeleteWorkload | EndGroup
+    ) -> None:
+        if isinstance(action, EndGroup):
+            await self._annotate(namespace, action, {RETRIABLE: NOT_RETRIABLE})
+        elif action.name not in state.deleted_workloads:
+            await self._cluster.delete_workload(namespace, action.name)
+            state.deleted_workloads.add(action.name)
+
     def _send_order(self, job: DDPJob, action: SetAttempt) -> None:
         """Send the order to the agent directly, because the kubelet delivers annotations late."""
         order = order_from_text(action.value)
@@ -212,8 +227,9 @@ class ActionRunner:
             request = AttemptOrder.of(job.metadata.uid, order)
             self._cluster.send_order(action.ip, action.port, action.secret, request)
 
-    async def _annotate(self, namespace: str, action: SetAttempt) -> None:
-        annotations = {contract.ANNOTATION_ATTEMPT: action.value}
+    async def _annotate(
+        self, namespace: str, action: SetAttempt | EndGroup, annotations: Mapping[str, str]
+    ) -> None:
         with self._cache.pending_request() as request:
             pod = await self._cluster.annotate_pod(namespace, action.name, action.uid, annotations)
             if pod is not None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
 
+from ddp_operator.api.gang import GangType
 from ddp_operator.api.job import DDPJob, InvalidJobError, UnreadableStatusError, parse_job
 from ddp_operator.api.status import DDPJobStatus
 from ddp_operator.builders.defaults import Defaults
@@ -48,8 +49,10 @@ from ddp_operator.runtime.fair_budget import FairBudget
 from ddp_operator.runtime.job_state import JobState
 from ddp_operator.runtime.kubernetes_nodes import NodeViews
 from ddp_operator.runtime.logs import add_log_fields
+from ddp_operator.runtime.orphans import Orphans
 from ddp_operator.runtime.pod_lists import PodLists
 from ddp_operator.runtime.pod_warnings import PodWarnings
+from ddp_operator.runtime.queue_messages import QueueMessages
 from ddp_operator.runtime.repairs import Repairs
 from ddp_operator.runtime.sightings import Sightings
 from ddp_operator.runtime.token_bucket import TokenBucket
@@ -101,6 +104,7 @@ class Controller:
         self._decider = Decider(cache, agents, defaults, clock, nodes)
         self._actions = ActionRunner(cluster, cache, in_flight=in_flight, others_wait=others_wait)
         self._pod_lists = PodLists(cluster, cache)
+        self._orphans = Orphans(cluster) if GangType.KUEUE in defaults.gangs.types else None
         self._states: dict[Key, JobState] = {}
         self._attempts = FairBudget(ATTEMPTS, SHARED_ATTEMPTS, shortest_turn=0.0)
 
@@ -130,9 +134,8 @@ class Controller:
         Raises:
             ClusterError: A request failed. The caller retries later.
         """
-        raw = self._cache.job(key)
+        raw = await self._known_job(key)
         if raw is None:
-            self._forget(key)
             return None
         state = self._state(key)
         try:
@@ -168,6 +171,7 @@ class Controller:
         self._agents.follow(key, followed, members[0])
         await state.warnings.look(world, (*world.init_pods, *followed) if active else ())
         await state.claim_events.look(world, active=active)
+        await state.queue.look(world)
         failure = plan.status.last_failure
         add_log_fields(
             attempt=plan.status.attempt or None, cause=failure.reason if failure else None
@@ -179,6 +183,15 @@ class Controller:
         elif wait > 0.0:
             return min(wait, plan.requeue_seconds or wait)
         return await self._apply(state, raw, job, plan, continues=continues)
+
+    async def _known_job(self, key: Key) -> Manifest | None:
+        """Return the job with a key, or release and forget all that is left of a deleted job."""
+        raw = self._cache.job(key)
+        if self._orphans is not None:
+            await self._orphans.release(key, raw, self._cache.children("Pod", key))
+        if raw is None:
+            self._forget(key)
+        return raw
 
     async def _seconds_to_wait(
         self, state: JobState, raw: Manifest, world: World, plan: Plan
@@ -210,6 +223,7 @@ class Controller:
                 sightings=Sightings(self._monotonic),
                 warnings=PodWarnings(self._cluster.newest_warning),
                 claim_events=ClaimEvents(self._cluster.newest_event),
+                queue=QueueMessages(self._cluster.queue_message),
             )
         return state
 

@@ -110,6 +110,7 @@ class Decider:
             creation_waits=state.sightings.creation_waits(job.status.attempt),
             refused_claim=state.refused_claim,
             claim_event=state.claim_events.text,
+            queue_message=state.queue.message,
             blocked=state.blocked,
         )
 

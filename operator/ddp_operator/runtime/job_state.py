@@ -8,6 +8,7 @@ from ddp_operator.runtime.claim_events import ClaimEvents
 from ddp_operator.runtime.fair_budget import FairShare
 from ddp_operator.runtime.pod_views import PodViews
 from ddp_operator.runtime.pod_warnings import PodWarnings
+from ddp_operator.runtime.queue_messages import QueueMessages
 from ddp_operator.runtime.repairs import Repairs
 from ddp_operator.runtime.sightings import Sightings
 from ddp_operator.runtime.token_bucket import TokenBucket
@@ -25,6 +26,7 @@ class JobState:
     sightings: Sightings
     warnings: PodWarnings
     claim_events: ClaimEvents
+    queue: QueueMessages
     views: PodViews = field(default_factory=PodViews)
     decision_seconds: float = 0.0
     """CPU seconds of the last decision about the job."""
@@ -36,6 +38,8 @@ class JobState:
     """Error of the newest failed action, or None."""
     refused_claim: RefusedPatch | None = None
     """Newest refused change of the claim that the operator created, or None."""
+    deleted_workloads: set[str] = field(default_factory=set)
+    """Workloads of Kueue that this process has deleted, so that it deletes each only once."""
     warned: str = ""
     """Last message that was published about an unreadable status."""
     delayed: int | None = None

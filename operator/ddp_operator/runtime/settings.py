@@ -67,7 +67,7 @@ class Settings(BaseModel):
     gang_default: GangType = GangType.NONE
     """Gang scheduler of jobs that select none: None, or one of the gang types."""
     gang_queue: Name | None = None
-    """Volcano queue of jobs that set no queue."""
+    """Volcano queue, or LocalQueue of Kueue, of jobs that set no queue."""
     coscheduling_scheduler: str | None = None
     """Name of the scheduler that runs the Coscheduling plugin. Default: the default scheduler."""
     namespaces: tuple[str, ...] = ()

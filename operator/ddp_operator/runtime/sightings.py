@@ -22,10 +22,10 @@ class Sightings:
         self._undecided: float | None = None
         self._deleting: dict[str, float] = {}
         """Time of the first sight of each deletion, by pod uid."""
-        self._creations: dict[str, tuple[int, int, float]] = {}
-        """Attempt, number of creations for it, and time of the last one, by pod name."""
-        self._nodes: dict[str, str] = {}
-        """Kubernetes node on which each pod was seen last, by pod name."""
+        self._creations: dict[int, tuple[int, int, float]] = {}
+        """Attempt, number of creations for it, and time of the last one, by node of the job."""
+        self._nodes: dict[int, str] = {}
+        """Kubernetes node on which the pod of each node of the job was seen last."""
 
     def record_decision(self, *, undecided: bool) -> None:
         """Record whether the job has faults without a root cause."""
@@ -44,25 +44,26 @@ class Sightings:
         self._deleting = {pod.uid: known.get(pod.uid, now) for pod in pods if pod.deleting}
         return {uid: timedelta(seconds=now - since) for uid, since in self._deleting.items()}
 
-    def last_nodes(self, pods: Iterable[PodView]) -> Mapping[str, str]:
-        """Record where pods run. Return each pod's last Kubernetes node by name of the pod."""
-        self._nodes |= {pod.name: pod.node for pod in pods if pod.node is not None}
+    def last_nodes(self, pods: Iterable[PodView]) -> Mapping[int, str]:
+        """Record where pods run. Return the last Kubernetes node by node of the job."""
+        known = sorted(pods, key=lambda pod: not pod.terminal)  # Living pods come last.
+        self._nodes |= {pod.index: pod.node for pod in known if pod.node is not None}
         return dict(self._nodes)
 
-    def record_creation(self, attempt: int, name: str) -> None:
-        """Record that a pod was created for an attempt."""
-        last, count, _ = self._creations.get(name, (attempt, 0, 0.0))
+    def record_creation(self, attempt: int, index: int) -> None:
+        """Record that the pod of a node was created for an attempt."""
+        last, count, _ = self._creations.get(index, (attempt, 0, 0.0))
         count = count + 1 if last == attempt else 1
-        self._creations[name] = (attempt, count, self._monotonic())
+        self._creations[index] = (attempt, count, self._monotonic())
 
-    def creation_waits(self, attempt: int) -> Mapping[str, timedelta]:
-        """Return the seconds until each pod may be created again, by pod name."""
+    def creation_waits(self, attempt: int) -> Mapping[int, timedelta]:
+        """Return the seconds until the pod of each node may be created again."""
         waits = {}
-        for name, (last, count, at) in self._creations.items():
+        for index, (last, count, at) in self._creations.items():
             if last == attempt:
                 left = backoff.before_creation(count) - self._since(at)
                 if left > timedelta(0):
-                    waits[name] = left
+                    waits[index] = left
         return waits
 
     def _since(self, time: float) -> timedelta:

@@ -122,9 +122,16 @@ BROKEN: dict[str, dict[str, Any]] = {
         "task": TASK,
         "network": {"profile": "Ethernet", "rdma": {"resource": "rdma/a"}},
     },
-    "spec.gang.queue: may be set only with type Volcano, because other types have no queues": {
+    (
+        "spec.gang.queue: may be set only with type Volcano or Kueue, because other types have"
+        " no queues"
+    ): {
         "task": TASK,
         "gang": {"type": "Native", "queue": "research"},
+    },
+    "spec.gang.queue: must have at most 63 characters with type Kueue, because it is a label": {
+        "task": TASK,
+        "gang": {"type": "Kueue", "queue": "a" * 64},
     },
     **{
         f"spec.podTemplate.metadata.{kind}[{key}]: must not be set with spec.gang, which sets the"
@@ -137,7 +144,7 @@ BROKEN: dict[str, dict[str, Any]] = {
             ("annotations", "scheduling.k8s.io/group-name", "Volcano"),
             ("annotations", "kueue.x-k8s.io/pod-group-name", "Native"),
             ("labels", "kueue.x-k8s.io/pod-group-name", "Coscheduling"),
-            ("labels", "kueue.x-k8s.io/queue-name", "Native"),
+            ("labels", "kueue.x-k8s.io/queue-name", "Kueue"),
             ("labels", "scheduling.x-k8s.io/pod-group", "Coscheduling"),
         )
     },

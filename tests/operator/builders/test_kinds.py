@@ -55,6 +55,8 @@ def test_chart_grants_exactly_the_rights_to_child_objects_that_the_code_states()
         for resource in rule["resources"]
     }
     others = {("ddp-trainer.dev", "ddpjobs"), ("ddp-trainer.dev", "ddpjobs/status"), ("", "events")}
+    others.add(("kueue.x-k8s.io", "workloads"))  # Kueue creates them.
     wanted = {(kind.group, kind.plural): set(kind.verbs) for kind in KINDS.values()}
     assert granted.keys() == wanted.keys() | others
     assert {place: granted[place] for place in wanted} == wanted
+    assert granted["kueue.x-k8s.io", "workloads"] == {"get", "delete"}

@@ -34,6 +34,17 @@ def test_names_do_not_depend_on_the_size_of_the_job(nodes: int, others: int) -> 
         assert names.pod_address(job, index) == names.pod_address(resized, index)
 
 
+@given(SIZES, st.integers(1, 999_999_999))
+def test_generation_is_in_the_name_of_a_pod_and_not_in_its_host_name(
+    nodes: int, generation: int
+) -> None:
+    job = new_job("a-g7", nodes=nodes)
+    name = names.pod_name(job, nodes - 1, generation)
+    assert names.generation_of(name) == generation
+    assert name.startswith(names.pod_name(job, nodes - 1))
+    assert names.generation_of(names.hostname(job, nodes - 1)) == 1
+
+
 def test_pods_of_an_older_operator_keep_their_padded_names() -> None:
     job = active_job(nodes=11, status={"pods": None})
     assert names.pod_name(job, 9) == "digits-09"

@@ -269,7 +269,7 @@ def test_status_says_when_the_job_grows() -> None:
 def test_lost_member_is_recorded_as_a_departure_from_its_kubernetes_node() -> None:
     job = elastic_job(2)
     seen = world(job, [pod(job, 0)], statuses={0: training(job, 0)})
-    plan = decide(replace(seen, last_nodes={"digits-1": "machine-1"}), DEFAULTS)
+    plan = decide(replace(seen, last_nodes={1: "machine-1"}), DEFAULTS)
     assert [(one.node, one.time) for one in plan.status.departures] == [("machine-1", NOW)]
 
 

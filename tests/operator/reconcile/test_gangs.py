@@ -320,6 +320,16 @@ def test_condition_of_a_job_whose_gang_was_removed_becomes_false() -> None:
             "digits-1 was stopped by its queue: Preempted by a workload",
         ),
         (
+            {
+                "type": "TerminationTarget",
+                "status": "True",
+                "reason": "WorkloadEvicted",
+                "message": "The ClusterQueue is stopped",
+            },
+            "TerminationTarget",
+            "digits-1 was stopped by its queue: WorkloadEvicted: The ClusterQueue is stopped",
+        ),
+        (
             {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"},
             "PreemptionByScheduler",
             "digits-1 was preempted by a pod of higher priority",

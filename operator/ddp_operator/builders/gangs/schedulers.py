@@ -12,7 +12,7 @@ from typing import Any
 from ddp_operator.api.gang import GangStatus, GangType
 from ddp_operator.api.job import DDPJob
 from ddp_operator.builders import names
-from ddp_operator.builders.gangs import versions
+from ddp_operator.builders.gangs import kueue, versions
 from ddp_operator.builders.gangs.quantities import pod_requests, times
 from ddp_operator.builders.gangs.versions import Gangs
 from ddp_wire import contract
@@ -37,14 +37,16 @@ def new_gang(job: DDPJob, gangs: Gangs) -> GangStatus | None:
     if api_version is None:
         return None
     given = job.spec.gang.queue if job.spec.gang is not None else None
-    queue = (given or gangs.queue) if kind is GangType.VOLCANO else None
+    queue = (given or gangs.queue) if kind in (GangType.VOLCANO, GangType.KUEUE) else None
+    number = job.status.attempt + 1
+    group = f"{job.metadata.name}-{number}"
     # The status keeps the size: Kubernetes refuses to change that of a group, and a user may edit
     # minNodes while the group exists.
     elastic = job.spec.elastic
     return GangStatus.model_validate(
         {
             "type": kind,
-            "group": f"{job.metadata.name}-{job.status.attempt + 1}",
+            "group": kueue.group_name(job, number) if kind is GangType.KUEUE else group,
             "size": job.spec.nodes if elastic is None else elastic.min_nodes,
             "apiVersion": api_version,
             "queue": queue,
@@ -100,9 +102,14 @@ def with_marks(pod: Manifest, job: DDPJob, index: int, gangs: Gangs) -> Manifest
     another API version ignores the mark.
     """
     gang = recorded_gang(job)
-    if gang is None or not in_gang(job, index) or not gangs.serves(gang.api_version):
+    if gang is None or not gangs.serves(gang.api_version):
         return pod
+    if not in_gang(job, index):
+        # Kueue admits each pod outside the gang for itself.
+        return kueue.with_queue(pod, gang) if gang.type is GangType.KUEUE else pod
     pod = _annotated(pod, contract.ANNOTATION_GANG_GROUP, gang.group)
+    if gang.type is GangType.KUEUE:
+        return kueue.with_group(kueue.with_queue(pod, gang), gang, index)
     return _SHAPES[gang.api_version].mark(pod, gang.group, gangs)
 
 

@@ -18,14 +18,19 @@ NATIVE_1_37 = "scheduling.k8s.io/v1beta1"
 mode."""
 VOLCANO = "scheduling.volcano.sh/v1beta1"
 COSCHEDULING = "scheduling.x-k8s.io/v1alpha1"
+KUEUE = "kueue.x-k8s.io/v1beta2"
+"""API version of Kueue's Workloads. Kueue creates them, and the operator only reads them."""
 
 KNOWN_VERSIONS: dict[GangType, tuple[str, ...]] = {
     GangType.NATIVE: (NATIVE_1_37, NATIVE_1_36, NATIVE_1_35),
     GangType.COSCHEDULING: (COSCHEDULING,),
     GangType.VOLCANO: (VOLCANO,),
+    GangType.KUEUE: (KUEUE,),
 }
-"""API versions of group objects that the operator can build. The preferred version of each API
-group comes first."""
+"""API versions of group objects that the operator can use. The preferred version of each API group
+comes first."""
+BUILT_VERSIONS = tuple(v for known in KNOWN_VERSIONS.values() for v in known if v != KUEUE)
+"""API versions of the group objects that the operator builds."""
 _LACKS = {
     GangType.NATIVE: (
         "the API server serves no gang scheduling of Kubernetes (1.35 and later; the feature gate"
@@ -35,6 +40,7 @@ _LACKS = {
         f"the API server does not serve {COSCHEDULING}: scheduler-plugins are not installed"
     ),
     GangType.VOLCANO: f"the API server does not serve {VOLCANO}: Volcano is not installed",
+    GangType.KUEUE: f"the API server does not serve {KUEUE}: Kueue is not installed, or older",
 }
 _NATIVE_KINDS = {NATIVE_1_35: "Workload"}
 
@@ -74,7 +80,7 @@ class Gangs:
     default: GangType = GangType.NONE
     """Gang scheduler of jobs that select none."""
     queue: str | None = None
-    """Volcano queue of jobs that set no queue."""
+    """Volcano queue, or LocalQueue of Kueue, of jobs that set no queue."""
     coscheduling_scheduler: str | None = None
     """Name of the scheduler that runs the Coscheduling plugin. None for the default scheduler."""
     served: tuple[tuple[GangType, str], ...] = ()

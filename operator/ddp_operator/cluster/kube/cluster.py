@@ -7,6 +7,7 @@ from http import HTTPStatus
 from typing import Any, Self
 
 from ddp_operator.api.base import KIND
+from ddp_operator.builders.gangs.kueue import why_waiting
 from ddp_operator.builders.kinds import kinds_of_kubernetes
 from ddp_operator.cluster.agents import Agents
 from ddp_operator.cluster.base import (
@@ -30,7 +31,7 @@ from ddp_operator.cluster.kube.documents import (
 )
 from ddp_operator.cluster.kube.lists import decode_nothing
 from ddp_operator.cluster.kube.object_lists import list_at_once, list_pages, take_snapshot
-from ddp_operator.cluster.kube.paths import object_path
+from ddp_operator.cluster.kube.paths import WORKLOAD, object_path
 from ddp_operator.cluster.kube.used_fields import keep_used_fields
 from ddp_operator.cluster.kube.watch import Sink, watch_children, watch_nodes
 from ddp_operator.limits import PAGE, REQUESTS_IN_FLIGHT
@@ -196,6 +197,21 @@ class KubeCluster:
         found = await self._connection.call("GET", object_path("Event", namespace), query=query)
         items: list[Manifest] = found["items"]
         return items
+
+    async def queue_message(self, namespace: str, group: str) -> str:
+        """Implement `Cluster.queue_message`."""
+        found = await self._connection.get(object_path(WORKLOAD, namespace, group))
+        return "" if found is None else why_waiting(found)
+
+    async def delete_workload(self, namespace: str, group: str) -> None:
+        """Implement `Cluster.delete_workload`."""
+        path = object_path(WORKLOAD, namespace, group)
+        body = {"propagationPolicy": "Background"}
+        try:
+            await self._connection.call("DELETE", path, body=body, decode=decode_nothing)
+        except ClusterError as error:
+            if error.status != HTTPStatus.NOT_FOUND:
+                raise
 
     async def watch_agent_status(self, pod: PodView, revision: int, seconds: float) -> AgentAnswer:
         """Implement `Cluster.watch_agent_status`."""

@@ -3,16 +3,20 @@
 from urllib.parse import quote
 
 from ddp_operator.api.base import API_VERSION, KIND, PLURAL
+from ddp_operator.builders.gangs.versions import KUEUE
 from ddp_operator.builders.kinds import KINDS
 
 NODE = "Node"
 """Kind of the Kubernetes nodes, which belong to no namespace."""
+WORKLOAD = "Workload"
+"""Kind of the objects in which Kueue admits pods to a queue."""
 
 _OTHERS = {
     KIND: (f"/apis/{API_VERSION}", PLURAL),
     NODE: ("/api/v1", "nodes"),
     "Event": ("/api/v1", "events"),
     "Lease": ("/apis/coordination.k8s.io/v1", "leases"),
+    WORKLOAD: (f"/apis/{KUEUE}", "workloads"),
     "Deployment": ("/apis/apps/v1", "deployments"),
 }
 

@@ -51,7 +51,8 @@ async def read_job(name: str, namespace: str | None, context: str | None) -> Job
         if found is None:
             raise ClusterError(f"there is no {KIND} {name!r} in the namespace {key[0]!r}")
         job = keep_used_fields(KIND, found)
-        pod = pod_name(parse_job(job), 0)
+        parsed = parse_job(job)
+        pod = parsed.status.first_pod or pod_name(parsed, 0)
         try:
             log = await _read_log(api, key[0], pod)
         except ClusterError as error:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
+from ddp_operator.builders.gangs import kueue
 from ddp_operator.builders.gangs.schedulers import NATIVE_FIELDS
 from ddp_operator.builders.kinds import KINDS
 from ddp_operator.cluster.base import Manifest
@@ -32,6 +33,7 @@ _POD_SPEC = ("nodeName", *NATIVE_FIELDS)
 _POD_STATUS = ("phase", "podIP", "reason", "message")
 _CONDITIONS = {"Ready", "PodScheduled", "DisruptionTarget", "TerminationTarget"}
 _CONDITION = ("type", "status", "reason", "message", "lastTransitionTime")
+_OF_KUEUE = {kueue.GROUP, kueue.RETRIABLE}
 _SECRETS = {contract.Env.AGENT_SECRET, contract.Env.JOB_SECRET}
 _LONG = 64
 """Minimum length in characters at which a string is not shared."""
@@ -172,5 +174,6 @@ def _only(keys: Iterable[str], given: Mapping[str, Any]) -> Manifest:
 
 
 def _ours(given: Mapping[str, Any] | None) -> Manifest:
-    """Return only the labels or annotations that belong to this product."""
-    return {k: v for k, v in (given or {}).items() if k.startswith(contract.GROUP)}
+    """Return only the labels or annotations of this product, and those of Kueue that it reads."""
+    kept = (k for k in given or {} if k.startswith(contract.GROUP) or k in _OF_KUEUE)
+    return {k: (given or {})[k] for k in kept}

@@ -243,6 +243,13 @@ class LocalCluster:
         """Implement `Cluster.newest_event`. Local claims have no Events."""
         return None
 
+    async def queue_message(self, namespace: str, group: str) -> str:  # noqa: ARG002
+        """Implement `Cluster.queue_message`. No queue holds local pods."""
+        return ""
+
+    async def delete_workload(self, namespace: str, group: str) -> None:
+        """Implement `Cluster.delete_workload`. No queue holds local pods."""
+
     async def watch_agent_status(self, pod: PodView, revision: int, seconds: float) -> AgentAnswer:
         """Implement `Cluster.watch_agent_status`."""
         if not pod.ip:
