@@ -23,6 +23,7 @@ from ddp_trainer.checkpoint import (
 )
 from ddp_trainer.checkpoint import format as format_
 from ddp_trainer.checkpoint.format import MANIFEST, CheckpointName
+from ddp_trainer.checkpoint.header import read_header
 from ddp_trainer.checkpoint.manager import CheckpointManager
 from ddp_trainer.config import CheckpointConfig
 from ddp_trainer.errors import InputError, ReportedError, VolumeError, reported_error
@@ -148,7 +149,7 @@ def test_read_error_after_the_check_is_a_volume_error(
     saved(tmp_path, 3)
     checkpoints, sleep = new_manager(tmp_path)
     checkpoints.open(2, {})
-    monkeypatch.setattr(stream, "safe_open", Fault(safe_open, errno.EIO, times))
+    monkeypatch.setattr(contents, "read_header", Fault(read_header, errno.EIO, times))
     if times == 2:
         assert checkpoints.receive(CPU).state.step == 3
         assert sleep.seconds == [0.5, 1.0]

@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint import state_dict_saver as dcp
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex
 
-from ddp_trainer.checkpoint.weights import WeightsError, open_weights
+from ddp_trainer.checkpoint.named_weights import WeightsError
+from ddp_trainer.checkpoint.weights import open_weights
 
 W = {"w": torch.arange(4.0)}
 
@@ -224,6 +225,10 @@ def claim(path: Path) -> None:
     path.write_bytes(struct.pack("<Q", 1 << 40) + b"{}")
 
 
+def note(path: Path) -> None:
+    path.write_text("notes")
+
+
 FILE_ATTACKS: dict[str, tuple[Callable[[Path], None], str]] = {
     "code": (code, "holds objects other than tensors, which could run code: save only the state"),
     "code, old format": (old_code, "could run code"),
@@ -236,8 +241,8 @@ FILE_ATTACKS: dict[str, tuple[Callable[[Path], None], str]] = {
         "is no dense tensor",
     ),
     "huge header": (claim, "its header would have 1099511627776 bytes"),
-    "empty file": (lambda path: path.write_bytes(b"") and None, "is no file of weights"),
-    "text": (lambda path: path.write_text("notes") and None, "is no file of weights"),
+    "empty file": (Path.touch, "is no file of weights"),
+    "text": (note, "is no file of weights"),
     "list": (lambda path: torch.save([torch.zeros(1)], path), "does not hold tensors by name"),
     "pipe": (os.mkfifo, "is no file of weights, no checkpoint and no DCP folder"),
 }

@@ -86,6 +86,17 @@ def test_checkpoint_is_saved_only_after_an_equal_comparison_and_the_next_attempt
     assert [event["step"] for event in again.events("resume")] == [3]
 
 
+def test_ranks_that_differ_keep_no_state_in_memory(launcher: Launcher, tmp_path: Path) -> None:
+    """The state of the majority is wrong, too: its gradients contain those of the other rank."""
+    (tmp_path / "records").mkdir()
+    settings = [f"--checkpoint.directory={tmp_path / 'run'}", "--checkpoint.every_steps=3"]
+    given = {"ranks": [1], "step": 5, "arguments": [*RUN, *settings]}
+    environ = {"DDP_RECORDS_DIR": str(tmp_path / "records"), "DDP_ATTEMPT": "1"}
+    gang = launcher.call("replica_probes:train_with_flip", given, world=3, **environ)
+    assert gang.wait() == [87, 86, 87]
+    assert list((tmp_path / "records").glob("step-*")) == []
+
+
 def test_last_updates_of_a_run_are_compared(launcher: Launcher, tmp_path: Path) -> None:
     gang = flipped(launcher, 3, f"--checkpoint.directory={tmp_path}", ranks=[1], step=12)
     assert gang.wait() == [87, 86, 87]

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_model
 from torch import Tensor, nn
-from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint import state_dict_loader as dcp
 
 from ddp_trainer.checkpoint import snapshot, writer
 from ddp_trainer.checkpoint.format import CheckpointName
@@ -25,7 +25,7 @@ TARGETS = {"safetensors": "b.safetensors", "torch": "b.pt", "dcp": "b", "checkpo
 def of_all_kinds() -> dict[str, Tensor]:
     """Return tensors of all types that safetensors has, in several layouts."""
     generator = torch.Generator().manual_seed(1)
-    found = {}
+    found: dict[str, Tensor] = {}
     for kind in TYPES.values():
         dtype = getattr(torch, kind)
         top = 2 if dtype == torch.bool else 256

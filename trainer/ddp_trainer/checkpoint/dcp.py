@@ -18,14 +18,14 @@ import torch
 from torch import Tensor
 
 from ddp_trainer.checkpoint.format import FILE_NAME
-from ddp_trainer.checkpoint.snapshot import Tensors
-from ddp_trainer.checkpoint.weights import (
+from ddp_trainer.checkpoint.named_weights import (
     METADATA,
     Weights,
     WeightsError,
     check_tensor,
     chosen_entry,
 )
+from ddp_trainer.checkpoint.snapshot import Tensors
 from ddp_wire.files import PlantedFileError, open_to_read, read_file
 
 _LARGEST_INDEX = 1 << 28

@@ -11,10 +11,11 @@ from safetensors import SafetensorError
 from torch import nn
 
 from ddp_trainer.checkpoint.format import names_in
+from ddp_trainer.checkpoint.named_weights import Weights, WeightsError
 from ddp_trainer.checkpoint.snapshot import Tensors, own_tensors
 from ddp_trainer.checkpoint.stream import TensorStream
 from ddp_trainer.checkpoint.volume import Sleep, retried, volume_error
-from ddp_trainer.checkpoint.weights import Weights, WeightsError, open_weights
+from ddp_trainer.checkpoint.weights import open_weights
 from ddp_trainer.errors import InputError
 from ddp_trainer.names import plain_name
 from ddp_trainer.ranks.collectives import on_first_rank
@@ -106,24 +107,28 @@ def load_initial(
     given = TensorStream(read, described, device, try_to)
     own = own_tensors(model)
     places = _places(model, given)
-    shapes = {places.get(name, name): shape for name, shape in given.shapes.items()}
-    loaded = [n for n in own if n in shapes and own[n].shape == shapes[n]]
-    match = WeightMatch(
-        path=path,
-        loaded=loaded,
-        missing=sorted(own.keys() - shapes.keys()),
-        unexpected=sorted(shapes.keys() - own.keys()),
-        reshaped=sorted((own.keys() & shapes.keys()) - set(loaded)),
-    )
-    if not loaded or (strict and not match.complete):
+    match = _compared(path, own, {places.get(n, n): shape for n, shape in given.shapes.items()})
+    if not match.loaded or (strict and not match.complete):
         raise InputError(f"config: {match.sentence()}")
-    fitting = set(loaded)
+    fitting = set(match.loaded)
     with torch.no_grad():
         for name, tensor in given.items():
             place = places.get(name, name)
             if place in fitting:
                 own[place].copy_(tensor)
     return match
+
+
+def _compared(path: str, own: Tensors, shapes: dict[str, tuple[int, ...]]) -> WeightMatch:
+    """Compare the names and shapes of given tensors with those of the model."""
+    loaded = [name for name in own if name in shapes and own[name].shape == shapes[name]]
+    return WeightMatch(
+        path=path,
+        loaded=loaded,
+        missing=sorted(own.keys() - shapes.keys()),
+        unexpected=sorted(shapes.keys() - own.keys()),
+        reshaped=sorted((own.keys() & shapes.keys()) - set(loaded)),
+    )
 
 
 def _newest(path: Path) -> Path:

@@ -30,9 +30,10 @@ from ddp_trainer.checkpoint.format import (
     write_manifest,
 )
 from ddp_trainer.checkpoint.header import TYPES
+from ddp_trainer.checkpoint.named_weights import Weights, WeightsError
 from ddp_trainer.checkpoint.snapshot import Tensors
 from ddp_trainer.checkpoint.volume import Sleep, os_error, retried, volume_error
-from ddp_trainer.checkpoint.weights import Weights, WeightsError, open_weights
+from ddp_trainer.checkpoint.weights import open_weights
 from ddp_trainer.errors import InputError
 from ddp_trainer.saved_state import SavedConfig, SavedState
 from ddp_trainer.tools.export.source import find_checkpoint
