@@ -155,7 +155,8 @@ def test_random_spec_is_refused_with_a_sentence_or_gives_an_unprivileged_pod() -
             spec = kept | {"task": "flowers:build"}
         job = parsed(spec)
         allowed += job is not None and built(job)
-    assert COUNT / 10 < allowed < COUNT
+    # Each field of the spec adds ways to be refused.
+    assert COUNT / 20 < allowed < COUNT
 
 
 def test_random_overlay_gives_no_privileged_pod() -> None:
