@@ -86,10 +86,15 @@ def charged(job: Job, before: list[int]) -> list[int]:
     return [now - then for now, then in zip(counters(job), before, strict=True)]
 
 
+def updates_done_twice(job: Job) -> int:
+    """Return the number of updates that all attempts have repeated."""
+    return int(job.status["goodput"].get("redoneSteps", 0))
+
+
 def test_killed_rank_restarts_all_ranks_in_place_and_status_names_it(
     cluster: Cluster, run: Job
 ) -> None:
-    before, uids = counters(run), run.uids()
+    before, uids, twice = counters(run), run.uids(), updates_done_twice(run)
     kill_rank(run, 2)
     failure = wait_for_next_attempt(run, before)["lastFailure"]
     assert charged(run, before) == [1, 1, 0, 0]
@@ -98,18 +103,20 @@ def test_killed_rank_restarts_all_ranks_in_place_and_status_names_it(
     assert failure["node"] in cluster.node_names
     assert failure["message"] == "rank 2 on digits-1 was killed by SIGKILL"
     assert run.uids() == uids  # In place: no pod was replaced.
+    assert updates_done_twice(run) == twice  # The other ranks have kept their state.
 
 
 @pytest.mark.parametrize(
     "victim", ["digits-0", pytest.param("digits-1", marks=pytest.mark.sweep)], ids=["0", "1"]
 )
 def test_operator_replaces_a_deleted_pod(run: Job, victim: str) -> None:
-    before, uids = counters(run), run.uids()
+    before, uids, twice = counters(run), run.uids(), updates_done_twice(run)
     delete_pod(run, victim)
     failure = wait_for_next_attempt(run, before)["lastFailure"]
     assert charged(run, before) == [1, 0, 1, 0]
     assert failure["pod"] == victim
     assert {name for name, uid in run.uids().items() if uid != uids[name]} == {victim}
+    assert updates_done_twice(run) == twice
 
 
 def test_operator_recovers_a_rank_killed_while_it_was_down(cluster: Cluster, run: Job) -> None:
