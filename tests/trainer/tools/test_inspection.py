@@ -74,7 +74,7 @@ DAMAGES: dict[str, tuple[Act, str]] = {
     "file": (file_for_checkpoint, "it is a file, not a folder"),
     "odd header": (rewrite("model.safetensors", b"\xff" * 64), "model.safetensors cannot be decod"),
     "odd state": (rewrite("state.json", b"[]"), "state.json is of step None"),
-    "odd task": (rewrite("task.json", b'{"$items": [5]}'), "task.json is not what a trainer"),
+    "odd task": (rewrite("task.json", b'{"$items": [5]}'), "task.json has an invalid value"),
 }
 
 
