@@ -101,7 +101,7 @@ async def test_goodput_ledger_of_a_run_with_killed_ranks_is_exact(
     goodput = run.status.goodput
     assert goodput is not None
     print(f"kills {kills}, wall {run.wall_milliseconds}, {goodput.model_dump(exclude_none=True)}")
-    (line,) = (line for line in out.getvalue().splitlines() if "goodput" in line)
+    (line,) = (line for line in out.getvalue().splitlines() if line.startswith("  goodput: "))
     assert line.startswith(f"  goodput: {goodput.percent} (training ")
     assert "recovering " in line
     assert run.status.attempt == 3
