@@ -1,3 +1,4 @@
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,3 +16,13 @@ def launcher(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Launche
     launcher = Launcher(tmp_path, sees_gpus=sees_gpus)
     yield launcher
     launcher.close()
+
+
+@pytest.fixture(autouse=True)
+def _signal_handlers() -> Iterator[None]:
+    """Restore the signal handlers that a command in the process of the test has replaced."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    signal.set_wakeup_fd(-1)
+    for number, handler in before.items():
+        signal.signal(number, handler)
