@@ -39,13 +39,13 @@ class Release:
 
     kubernetes: ToolSet
     gates: str
-    """Feature gates of the API server and of the scheduler."""
+    """Feature gates of the API server, the controllers and the scheduler."""
     api: str
     """API version of the group objects."""
 
     @property
     def gate_argument(self) -> str:
-        """Argument of the API server and of the scheduler."""
+        """Argument of each of these processes."""
         return f"--feature-gates={self.gates}"
 
 
@@ -55,6 +55,7 @@ TESTED = Release(
     "scheduling.k8s.io/v1alpha1",
 )
 """Kubernetes 1.35, with which all tests run."""
+NEWEST = Release(gobuild.KUBERNETES_NEWEST, "GenericWorkload=true", "scheduling.k8s.io/v1beta1")
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,8 @@ class ControlPlane:
             gangs: Values of the chart about gangs.
         """
         serving = [release.gate_argument, f"--runtime-config={release.api}=true"]
-        extra = {CONTROLLER_MANAGER: [_CONTROLLERS, _AUTOSCALING], APISERVER: serving}
+        controllers = [_CONTROLLERS, _AUTOSCALING, release.gate_argument]
+        extra = {CONTROLLER_MANAGER: controllers, APISERVER: serving}
         cluster = Cluster.up(0, extra_args=extra, kubernetes=release.kubernetes)
         try:
             _install(cluster, gangs)

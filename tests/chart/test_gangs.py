@@ -1,5 +1,6 @@
 """Tests of the chart's values about gang schedulers: settings, rights and admission policy."""
 
+import re
 from typing import Any
 
 import pytest
@@ -90,3 +91,23 @@ def test_operator_policy_allows_groups_of_the_enabled_gang_types_only() -> None:
     native = children("--set", "gangs.types={Native}")
     assert "'scheduling.k8s.io/workloads', 'scheduling.k8s.io/podgroups'" in native
     assert "volcano" not in native
+
+
+def test_policy_of_the_operator_allows_the_finalizer_of_kubernetes_1_37_alone() -> None:
+    """The API server adds it to each PodGroup before it evaluates policies."""
+    (policy,) = (
+        one
+        for one in rendered("--set", "gangs.types={Native}")
+        if one["kind"] == "ValidatingAdmissionPolicy" and one["metadata"]["name"] == POLICY
+    )
+    allowed = [
+        found
+        for rule in policy["spec"]["validations"]
+        for found in re.findall(
+            r"finalizers\.orValue\(\[\]\)\.all\(f,(.*?)\)\)", rule["expression"]
+        )
+    ]
+    resource, finalizer = "scheduling.k8s.io/podgroups", "scheduling.k8s.io/podgroup-protection"
+    assert [one.split() for one in allowed] == [
+        ["(variables.resource", "==", f"'{resource}'", "&&", "f", "==", f"'{finalizer}'"]
+    ]

@@ -98,6 +98,8 @@ def _kubernetes(name: str, *commands: str) -> ToolSet:
 
 _CONTROL = ("kube-apiserver", "kube-controller-manager", "kube-scheduler")
 KUBERNETES = _kubernetes("kubernetes", *_CONTROL, "kubelet", "kube-proxy")
+KUBERNETES_NEWEST = _kubernetes("kubernetes-newest", *_CONTROL)
+"""Control plane of the newest Kubernetes release, without the processes of nodes."""
 HELM = ToolSet(
     name="helm",
     module="helm.sh/helm/v3",
