@@ -126,7 +126,7 @@ class Disturber:
             return [Delete(pod)]
         if kind == "lose a node":
             self._scripted.agents.pop(pod["metadata"]["uid"], None)
-            return [LoseNode(pod, self._random.randint(5, 120))]
+            return [LoseNode(pod, self._random.randint(5, 40))]
         workload = self._kueue.workloads.get(name)
         if workload is None or not workload.admitted:
             return []
