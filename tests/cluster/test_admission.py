@@ -42,7 +42,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
         "spec.restartWindowSeconds: requires spec.maxRestarts of at most 30",
     ),
     "bad-task": ({"task": "no-path"}, "spec.task in body should match"),
-    "claim-missing": ({"checkpoint": {}}, "spec.checkpoint.claimName: Required value"),
+    "claim-missing": ({"checkpoint": {}}, "one of claimName and claimTemplate must be set"),
     "policy": ({"cleanPodPolicy": "Some"}, 'spec.cleanPodPolicy: Unsupported value: "Some"'),
 }
 

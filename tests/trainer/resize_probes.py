@@ -98,6 +98,10 @@ def _running_mean(model: torch.nn.Module) -> list[float]:
     return found
 
 
+_VARIABLES: dict[str, Any] = {}
+"""Variables of the script. They stay, because DDP may wait for ever when it is freed here."""
+
+
 def run_script(source: str) -> None:
     """Run a script as torchrun would on each rank."""
-    exec(compile(source, "script", "exec"), {})  # noqa: S102 - it is an example of a page
+    exec(compile(source, "script", "exec"), _VARIABLES)  # noqa: S102 - it is an example of a page
