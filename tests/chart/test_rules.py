@@ -278,7 +278,7 @@ def test_rules_of_the_chart_select_the_operator_of_the_release() -> None:
     assert expression == 'max by (namespace) (ddp_operator_leader{namespace="ml-platform"}) < 1'
     assert "ddp-system" not in str([g for g in groups if g["name"].endswith(".operator")])
     assert named["DDPGpuHot"]["expr"] == "ddp_gpu_temperature_celsius > 85"
-    assert "more than 85 °C" in named["DDPGpuHot"]["annotations"]["summary"]
+    assert "hotter than 85 °C" in named["DDPGpuHot"]["annotations"]["summary"]
 
 
 def test_chart_replaces_the_address_of_the_runbooks() -> None:

@@ -89,7 +89,7 @@ def test_operator_image_starts_as_any_user_without_unused_client_modules(
 def test_operator_image_names_the_missing_extra_of_ddpjob(operator: Sandbox) -> None:
     done = operator.run("ddpjob", "--help")
     assert done.returncode == 2
-    assert done.stderr.startswith("ddpjob needs rich: install the extra [cli] of ddp-trainer, ")
+    assert done.stderr.startswith("ddpjob needs rich: install the extra [cli] of ddp-trainer ")
 
 
 @pytest.mark.sweep
