@@ -13,7 +13,7 @@ from pathlib import Path
 LEAVE_FILE = "leave"
 """File with the number of the attempt whose ranks must write a record and end."""
 PENDING = ".tmp"
-"""Suffix of a record that is being written."""
+"""Suffix of a checkpoint or a record that is being written or deleted."""
 
 _RECORD = re.compile(r"step-(?P<step>\d{8,16})\.attempt-(?P<attempt>\d{1,16})")
 

@@ -30,6 +30,7 @@ from typing import Any
 from ddp_trainer.errors import InputError
 from ddp_trainer.saved_state import LARGEST_NUMBER
 from ddp_wire.files import PlantedFileError, open_to_read, read_file
+from ddp_wire.records import PENDING as PENDING  # noqa: PLC0414 (part of the format)
 
 FORMAT = 1
 """Version of the checkpoint format."""
@@ -46,8 +47,6 @@ MANIFEST = "MANIFEST.json"
 CONFIG = "config.json"
 """Name of the file in the run's directory with the resolved config of the newest attempt."""
 
-PENDING = ".tmp"
-"""Suffix of a directory that is being written or deleted, and is not a checkpoint."""
 BROKEN = ".broken"
 """Suffix of a checkpoint that failed its check. The checkpoint is kept until newer ones replace
 it."""

@@ -25,6 +25,7 @@ from pathlib import Path
 
 from ddp_trainer.checkpoint.contents import verify_contents
 from ddp_trainer.checkpoint.format import (
+    PENDING,
     STATE,
     BrokenCheckpointError,
     CheckpointName,
@@ -37,7 +38,6 @@ from ddp_trainer.errors import InputError
 from ddp_trainer.saved_state import SavedState
 from ddp_wire.machine import memory_bytes, memory_limit
 from ddp_wire.processes import is_running
-from ddp_wire.records import PENDING
 
 MOST_STARTS = 2
 """Maximum number of attempts that start from one record."""
