@@ -155,10 +155,12 @@ def _is_replaceable(world: World, pod: PodView) -> bool:
     """Return whether a new pod may replace this pod at once.
 
     A pod that ended in this attempt is a result and stays. A pod of an earlier attempt only
-    occupies the name.
+    occupies the name. A deleted pod that failed before the start of the attempt is no fault and
+    normally disappears, but a finalizer may keep it until its successor exists.
     """
     if pod.terminal:
-        return pod.index not in world.members or not world.ended_here(pod)
+        is_kept = pod.held and pod.phase == "Failed"
+        return is_kept or pod.index not in world.members or not world.ended_here(pod)
     return pod.never_runs or is_abandoned(world, pod)
 
 

@@ -1,7 +1,10 @@
 """Decisions about jobs under Kueue."""
 
+import itertools
 from dataclasses import replace
 from typing import Any
+
+import pytest
 
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import ConditionType
@@ -15,7 +18,9 @@ from tests.operator.builders.test_kueue import OFFERED
 from tests.operator.support import (
     active_job,
     after,
+    agent_status,
     ended,
+    failed_status,
     new_job,
     only,
     pod,
@@ -193,3 +198,33 @@ def test_marks_of_kueue_are_kept_and_seen() -> None:
 def test_restart_in_place_writes_nothing_about_the_group() -> None:
     job = kueue_job()
     assert plan_of(job, members(job)).actions == ()
+
+
+FINALS = {
+    "no status": None,
+    "failed": failed_status(1, attempt=13),
+    "failed before": failed_status(1, attempt=12),
+    "stopped": agent_status(1, attempt=13, phase="Preempted"),
+    "stopped before": agent_status(1, attempt=12, phase="Preempted"),
+}
+
+
+@pytest.mark.parametrize("final", FINALS)
+@pytest.mark.parametrize("deleting", [True, False])
+@pytest.mark.parametrize("formed", [True, False])
+def test_held_pod_that_ended_is_replaced_at_once(formed: bool, deleting: bool, final: str) -> None:
+    """Kueue keeps it until its successor exists, so nobody may wait until it is gone.
+
+    An operator that has just started first sees all deletions at this moment.
+    """
+    job = kueue_job(formed=formed, attempt=13, nodes=3)
+    others = [member(job, index, ready=formed) for index in (0, 2)]
+    choices = itertools.product(("13", "12"), ("13", "12", ""), (None, "TerminationTarget"))
+    for ordered, first, disruption in choices:
+        end = ended(143, final=FINALS[final])
+        changes = {"attempt": ordered, "first_attempt": first, "disruption": disruption}
+        old = member(job, 1, phase="Failed", ended=True, ready=False, termination=end, **changes)
+        pods = [others[0], replace(old, deleting=deleting), others[1]]
+        plan = plan_of(job, pods, deleting=0.0)
+        is_replaced = [one.index for one in only(plan.actions, CreatePod)] == [1]
+        assert is_replaced or plan.status.attempt == 14, changes
