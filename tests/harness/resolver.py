@@ -7,7 +7,7 @@ _SOURCE = Path(__file__).with_name("resolver_lock.c")
 
 
 def with_lasting_lock(folder: Path) -> dict[str, str]:
-    """Return variables with which a process and its forks use this resolver. Linux only."""
+    """Return environment variables that load this resolver into a process. Linux only."""
     library = folder / "resolver_lock.so"
     command = ["cc", "-shared", "-fPIC", "-Wall", "-Werror", "-o", str(library)]
     subprocess.run([*command, str(_SOURCE), "-ldl"], check=True)

@@ -100,7 +100,7 @@ def test_rank_takes_the_place_of_a_rank_that_ended_while_it_wrote(tmp_path: Path
     assert present(tmp_path) == ["step-00000005.attempt-1"]
 
 
-def test_rank_takes_the_place_of_a_rank_that_ended_before_it_gave_its_number(
+def test_rank_replaces_an_old_unfinished_record_that_names_no_process(
     tmp_path: Path,
 ) -> None:
     pending = tmp_path / "step-00000005.attempt-1.tmp"

@@ -207,7 +207,7 @@ def _is_abandoned(pending: Path) -> bool:
     try:
         owner = int(_owner_file(pending).read_text())
     except (OSError, ValueError):
-        # The owner writes its number right after it creates the folder.
+        # The owner writes its process id right after it creates the folder.
         with contextlib.suppress(OSError):
             return time.time() - pending.stat().st_mtime > _NAMELESS_SECONDS
         return False

@@ -64,7 +64,7 @@ class StragglerMonitor:
         self._normal = 0
         self._first = True
         self._history: deque[list[float]] = deque(maxlen=HISTORY)
-        """Own times of all ranks in the newest readings, as if all had the smallest share."""
+        """Own seconds of all ranks in the newest readings, each divided by its rank's scale."""
 
     def assess(self, works: Sequence[RankSeconds]) -> Straggler | None:
         """Return a rank that this reading shows to be a straggler, or None.
