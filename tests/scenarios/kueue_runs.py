@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ddp_operator.builders.gangs.kueue import GROUP
+from ddp_operator.reconcile.escalation import STALLED_LIMIT
+from ddp_wire.messages import AgentPhase
 from tests.scenarios.kueue import GATE, Kueue, Stop, is_gated, workload_of
 from tests.scenarios.pods import TERMINAL, EndContainer, Script, ScriptedPods
 
@@ -74,6 +76,9 @@ class LoseNode:
 LOST_NODE = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager"}
 """Condition of a pod that Kubernetes deletes because its node is lost."""
 
+_LOSSES = ("kill", "delete", "lose a node")
+_ENDS = ("evict", "evict one", "stop the queue")
+
 Disturbance = EndContainer | Delete | LoseNode | Stop
 
 
@@ -84,6 +89,8 @@ class Disturber:
         self._random = random.Random(seed)  # noqa: S311 (no secret)
         self._kueue, self._scripted = kueue, scripted
         self._left, self._stopped_for = number, 0
+        self._unsaved = 0
+        """Number of pods lost since ranks trained, and so saved."""
         self.done: Counter[str] = Counter()
         """Number of disturbances by kind."""
 
@@ -105,8 +112,13 @@ class Disturber:
         chance = 0.5 if len(running) == len(pods) else 0.1
         if self._stopped_for or not self._left or not running or self._random.random() > chance:
             return []
-        kinds = ["kill", "delete", "lose a node", "evict", "evict one", "stop the queue"]
-        kind = self._random.choice(kinds)
+        if any(agent.phase is AgentPhase.TRAINING for agent in self._scripted.agents.values()):
+            self._unsaved = 0
+        # A job fails after three lost pods in a row without a saved step.
+        kind = self._random.choice(
+            [*(_LOSSES if self._unsaved < STALLED_LIMIT - 1 else ()), *_ENDS]
+        )
+        self._unsaved += kind in _LOSSES
         return self._counted(kind, self._disturbance(kind, running, pods))
 
     def _counted(self, kind: str, found: list[Disturbance]) -> list[Disturbance]:
