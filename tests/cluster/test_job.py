@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from ddp_wire.contract import HISTORY_FILE
 from tests.cluster.support import (
     Job,
     long_job,
@@ -42,9 +43,9 @@ def test_sample_job_completes_and_leaves_no_objects(cluster: Cluster, namespace:
     assert {pod["spec"]["nodeName"] for pod in pods} == set(cluster.node_names)
     log = job.kubectl("logs", pods[0]["metadata"]["name"])
     assert "torchrun --nnodes=2" in log
-    # torchrun prefixes each line with the rank.
-    (line,) = [line for line in log.splitlines() if '"event": "start"' in line]
-    start = json.loads(line[line.index("{") :])
+    assert "[attempt 1] start: 4 ranks on cpu, ddp, " in log
+    history = (job.run_directory / HISTORY_FILE).read_text().splitlines()
+    (start,) = [event for event in map(json.loads, history) if event["event"] == "start"]
     assert start["places"] == [
         {"ranks": ranks, "host": node.name, "zone": node.zone}
         for ranks, pod in zip(("0-1", "2-3"), pods, strict=True)

@@ -52,7 +52,7 @@ def manifest(name: str) -> JSON:
         "max_steps": 1_000_000,
         "global_batch": 256,
         "eval_every_steps": 1_000_000,
-        "log": {"every_steps": 1},  # The checks need the time of every update.
+        "log": {"every_steps": 1, "format": "json"},  # The checks need the time of every update.
     }
     return {
         "apiVersion": "ddp-trainer.dev/v1alpha1",

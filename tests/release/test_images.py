@@ -109,7 +109,7 @@ def test_trainer_image_trains_as_any_user_and_its_sbom_lists_its_packages(traine
     assert problem_of(bill_of_materials(trainer.image)) == ""
     done = trainer.run("ddp-trainer", *DIGITS)
     assert done.returncode == 0, done.stderr
-    assert '"event": "summary"' in done.stdout
+    assert "summary: " in done.stdout
     refused = trainer.run("ddp-trainer", *DIGITS, "--compile=true")
     assert refused.returncode == 2
     assert "needs a C++ compiler" in refused.stderr
@@ -122,4 +122,4 @@ def test_trainer_image_with_compilers_runs_compiled_models(tmp_path: Path) -> No
     sandbox = Sandbox.of(*archive_of("trainer-compiler"), tmp_path)
     done = sandbox.run("ddp-trainer", *DIGITS, "--compile=true")
     assert done.returncode == 0, done.stderr
-    assert '"event": "summary"' in done.stdout
+    assert "summary: " in done.stdout

@@ -7,6 +7,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import pytest
 
+from ddp_wire.contract import Env
 from tests.trainer.rank_processes import Launcher
 
 
@@ -16,6 +17,12 @@ def launcher(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Launche
     launcher = Launcher(tmp_path, sees_gpus=sees_gpus)
     yield launcher
     launcher.close()
+
+
+@pytest.fixture(autouse=True)
+def _events_as_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let runs in the process of the test print events with all their fields."""
+    monkeypatch.setenv(Env.LOG_FORMAT, "json")
 
 
 @pytest.fixture(autouse=True)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ddp_trainer.commands.main import main
+from ddp_wire.contract import Env
 from tests.garbage import exempt_all_objects
 from tests.harness.one_gpu import share_one_gpu
 from tests.harness.ports import free_port
@@ -124,7 +125,7 @@ def _rank(function: str, argument: Any, environ: dict[str, str], stem: str) -> N
         os.dup2(os.open(stem + suffix, os.O_WRONLY | os.O_CREAT), descriptor)
     for name in [name for name in os.environ if name.startswith("DDP_")]:
         del os.environ[name]
-    os.environ.update(environ)
+    os.environ.update({Env.LOG_FORMAT: "json"} | environ)
     module, _, name = function.partition(":")
     sys.exit(getattr(importlib.import_module(module), name)(argument))
 

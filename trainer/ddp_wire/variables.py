@@ -66,7 +66,7 @@ class Env(StrEnum):
     CONFIG = "DDP_CONFIG"
     """Settings of the bundled loop, as a JSON object: `config` of the job."""
     LOG_FORMAT = "DDP_LOG_FORMAT"
-    """`json` if the agent logs one JSON object per line. Text when unset."""
+    """`json` if agent and trainer log one JSON object per line. Text when unset."""
     STANDBY = "DDP_STANDBY"
     """`true` if the agent forks attempts from a warm standby."""
     HANG = "DDP_HANG"

@@ -15,7 +15,7 @@ from rich.text import Text
 from ddp_operator.api.goodput import Bucket
 from ddp_operator.api.status import ConditionType, DDPJobStatus
 from ddp_operator.reconcile.plan import Event, EventType
-from ddp_operator.report.scale import duration_text
+from ddp_wire.durations import duration_text
 
 _BAR_COLUMNS = 8
 """Width of the progress bar on a terminal of 80 columns."""

@@ -4,8 +4,9 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from ddp_operator.report.scale import Scale, duration_text, number_text
+from ddp_operator.report.scale import Scale, number_text
 from ddp_operator.report.text import html_text
+from ddp_wire.durations import duration_text
 
 XY = tuple[float, float | None]
 """Point of a line: seconds since the start of the axis, and a value. None interrupts the line."""

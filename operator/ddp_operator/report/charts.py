@@ -7,9 +7,10 @@ from typing import TypeVar
 
 from ddp_operator.report.chart import XY, Band, Chart, Line, Mark
 from ddp_operator.report.history import Evaluation, History, Point, RankSpread
-from ddp_operator.report.scale import duration_text, linear, loss_scale, time_text
+from ddp_operator.report.scale import linear, loss_scale, time_text
 from ddp_operator.report.text import count_text
 from ddp_operator.report.timeline import RunTimeline
+from ddp_wire.durations import duration_text
 
 RANK_LINES = 8
 """Maximum number of ranks that have their own line."""

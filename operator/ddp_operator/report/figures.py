@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from ddp_operator.report.goodput import TRAINING
 from ddp_operator.report.history import History
 from ddp_operator.report.job import JobFacts
-from ddp_operator.report.scale import duration_text, number_text, time_text
+from ddp_operator.report.scale import number_text, time_text
 from ddp_operator.report.timeline import RunTimeline
+from ddp_wire.durations import duration_text
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
+from ddp_wire.text_events import event_in
+
 MOST_TEXT = 80
 """Maximum number of characters of a name in an event."""
 MOST_METRICS = 16
@@ -19,7 +21,7 @@ MOST_METRICS = 16
 _LARGEST_INTEGER = 2**53
 _LATEST_TIME = 253_402_300_799.0
 """End of the year 9999 in Unix seconds."""
-_LOG_PREFIX = re.compile(rb'^(?:\[[^\]]{0,64}\] ?)?(?=\{"event")')
+_LOG_PREFIX = re.compile(rb'^(?:\[[^\]]{0,64}\] ?)?(?=\{"event"|\d{4}-\d\d-\d\dT)')
 """Pattern of torchrun's rank prefix in front of an event in a log."""
 
 
@@ -120,8 +122,13 @@ def read_history(lines: Iterable[bytes]) -> History:
         start = _LOG_PREFIX.match(line)
         if start is None:
             continue
+        body = line[start.end() :]
+        if not body.startswith(b"{"):
+            if (event := event_in(body.decode(errors="replace").strip())) is not None:
+                _add(found, event)
+            continue
         try:
-            document = json.loads(line[start.end() :])
+            document = json.loads(body)
         except (ValueError, RecursionError):
             found.skipped += 1
             continue

@@ -9,12 +9,13 @@ from ddp_operator.report.figures import Figure, build_figures
 from ddp_operator.report.goodput import OTHER, measured_goodput
 from ddp_operator.report.history import History
 from ddp_operator.report.job import JobFacts
-from ddp_operator.report.scale import Scale, duration_text, elapsed, time_text
+from ddp_operator.report.scale import Scale, elapsed, time_text
 from ddp_operator.report.strip import STRIP_NARROW, STRIP_WIDE, draw_strip
 from ddp_operator.report.style import STYLE
 from ddp_operator.report.tables import attempts_table, ranks_table
 from ddp_operator.report.text import count_text, html_text
 from ddp_operator.report.timeline import RunTimeline, build_timeline
+from ddp_wire.durations import duration_text
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 """Content security policy: the browser loads nothing and runs no script."""

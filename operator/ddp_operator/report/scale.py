@@ -4,7 +4,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import pairwise
 
 _SECONDS = (
     *(1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1, 0.2, 0.5),
@@ -81,21 +80,6 @@ def number_text(value: float) -> str:
         if limit <= size < 1e15:  # noqa: PLR2004
             return f"{value / (1e3 if unit == 'k' else limit):.4g}{unit}"
     return f"{value:.4g}"
-
-
-def duration_text(seconds: float) -> str:
-    """Return a duration in its two largest units, for example `1 h 20 min`."""
-    if seconds < 1:
-        return f"{seconds * 1000:.3g} ms" if seconds > 0 else "0 s"
-    if seconds < 60:  # noqa: PLR2004
-        return f"{seconds:.3g} s"
-    whole = round(seconds)
-    units = (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1))
-    for (large, size), (small, part) in pairwise(units):
-        if whole >= size:
-            rest = whole % size // part
-            return f"{whole // size} {large} {rest} {small}" if rest else f"{whole // size} {large}"
-    return f"{whole} s"
 
 
 def time_text(unix_seconds: float) -> str:

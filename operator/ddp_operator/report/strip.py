@@ -4,9 +4,10 @@ from collections.abc import Iterator, Sequence
 
 from ddp_operator.report.chart import Canvas, Format, Mark, draw_marks, svg, time_axis
 from ddp_operator.report.history import Save
-from ddp_operator.report.scale import Scale, duration_text
+from ddp_operator.report.scale import Scale
 from ddp_operator.report.text import count_text, html_text
 from ddp_operator.report.timeline import Row, RunTimeline
+from ddp_wire.durations import duration_text
 
 STRIP_WIDE = Format("wide", width=1160, height=86, left=64, right=14)
 STRIP_NARROW = Format("narrow", width=340, height=86, left=54, right=10, time_ticks=4)

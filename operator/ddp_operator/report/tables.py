@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from statistics import median
 
 from ddp_operator.report.history import History, RankSpread
-from ddp_operator.report.scale import duration_text
 from ddp_operator.report.text import html_text
 from ddp_operator.report.timeline import Row, RunTimeline
+from ddp_wire.durations import duration_text
 
 MOST_ROWS = 200
 """Maximum number of attempts in the table, which shows the newest ones."""

@@ -2,7 +2,6 @@
 
 import io
 import itertools
-import json
 import os
 import random
 import re
@@ -70,10 +69,9 @@ def repeated_updates(home: Path, kills: list[list[int]]) -> int:
     log = "".join(path.read_text() for path in (home / "logs").glob("*-0.log"))
     resumed = {1: 0}
     for line in log.splitlines():
-        found = re.search(r"\{.*\}", line)
-        event = json.loads(found[0]) if found and '"event"' in line else {}
-        if event.get("event") == "resume":
-            resumed[event["attempt"]] = event["step"]
+        found = re.search(r"\[attempt (\d+)\] resumed at step (\d+) ", line)
+        if found is not None:
+            resumed[int(found[1])] = int(found[2])
     reached = repeated = 0
     for attempt in itertools.count(1):
         if attempt > len(kills) + 1:

@@ -20,9 +20,9 @@ from ddp_operator.cli.main import main
 from ddp_operator.cli.report_data import read_directory
 from ddp_operator.cli.run_folder import JOB_FILE
 from ddp_operator.report.figures import build_figures
-from ddp_operator.report.scale import duration_text
 from ddp_operator.report.timeline import build_timeline
 from ddp_wire.contract import HISTORY_FILE
+from ddp_wire.durations import duration_text
 from tests.operator.fake_api import FakeApi, refusal
 from tests.operator.report.support import START, Checker, job, line, progress, two_attempts
 

@@ -5,7 +5,8 @@ import random
 
 import pytest
 
-from ddp_operator.report.scale import duration_text, elapsed, linear, loss_scale, number_text
+from ddp_operator.report.scale import elapsed, linear, loss_scale, number_text
+from ddp_wire.durations import duration_text
 
 
 def test_axis_ticks_are_round_numbers_and_enclose_the_values() -> None:

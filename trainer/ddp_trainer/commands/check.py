@@ -56,8 +56,12 @@ def run(
     path, config = task_and_config("check", options, rest, environ)
     config.batch_split(options.world_size)
 
-    from ddp_trainer.observe.events import EventLog  # noqa: PLC0415 - it imports torch, slowly
+    # They import torch, slowly.
+    from ddp_trainer.observe.events import EventLog, prints_json  # noqa: PLC0415
     from ddp_trainer.tools.check.run import check_run  # noqa: PLC0415
 
-    check_run(path, config, options.samples, options.world_size, EventLog(Ranks(), 0).emit)
+    events = EventLog(Ranks(), 0, as_json=prints_json(environ, config.log.format))
+    check_run(path, config, options.samples, options.world_size, events.emit)
+    ranks = "1 rank" if options.world_size == 1 else f"{options.world_size} ranks"
+    events.emit("ok", message=f"{path} can train on {ranks} with these settings")
     return ExitCode.OK

@@ -72,7 +72,7 @@ def run(
 
     import torch  # noqa: PLC0415 - slow to import
 
-    from ddp_trainer.observe.events import EventLog  # noqa: PLC0415
+    from ddp_trainer.observe.events import EventLog, prints_json  # noqa: PLC0415
     from ddp_trainer.run.building import build_task  # noqa: PLC0415
     from ddp_trainer.tools.export.run import export  # noqa: PLC0415
     from ddp_trainer.tools.export.source import (  # noqa: PLC0415
@@ -93,7 +93,7 @@ def run(
     metadata = {**saved, "averaged": averaged}
     folder = Path(options.output)
     result = export(trace(task), formats, folder, metadata)
-    events = EventLog(Ranks(), 0)
+    events = EventLog(Ranks(), 0, as_json=prints_json(environ))
     for file, difference in result.differences.items():
         failed = file in result.failed
         events.emit(

@@ -73,6 +73,9 @@ class LogConfig(Section):
 
     every_steps: PositiveInt = 10
     """Number of updates between two progress lines."""
+    format: Literal["text", "json"] | None = None
+    """Form of the printed events: text, or one JSON object per line. Default: that of the agent's
+    log lines, which is text unless the chart sets operator.logFormat."""
     all_ranks: bool = False
     """Whether every rank prints progress lines with its own times. Otherwise only rank 0 prints."""
     trackers: list[TrackerName] = Field(default_factory=list)

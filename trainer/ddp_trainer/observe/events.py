@@ -1,14 +1,17 @@
-"""Emit the events of a run: one JSON object per line on standard output, from global rank 0."""
+"""Emit the events of a run: one line each on standard output, from global rank 0."""
 
 import json
 import math
 import sys
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from ddp_trainer.observe.history_writer import HistoryWriter
 from ddp_trainer.ranks.environment import Ranks
 from ddp_trainer.trackers.trackers import Trackers
+from ddp_wire.contract import Env
+from ddp_wire.text_events import text_of
 
 DIGITS = 6
 """Number of significant digits of numbers in events."""
@@ -25,6 +28,7 @@ class EventLog:
         attempt: int,
         *,
         all_ranks: bool = False,
+        as_json: bool = False,
         history: HistoryWriter | None = None,
         trackers: Trackers | None = None,
     ) -> None:
@@ -34,9 +38,11 @@ class EventLog:
             ranks: This process's rank.
             attempt: Number of the attempt.
             all_ranks: Whether every rank prints the events whose values differ between ranks.
+            as_json: Whether to print each event as a JSON object and not as text.
             history: File that stores the events.
             trackers: Experiment trackers that log the values of the events.
         """
+        self._as_json = as_json
         self._trackers = trackers
         if trackers is not None:
             trackers.warn_with(lambda message: self.emit("warning", message=message))
@@ -60,7 +66,7 @@ class EventLog:
         head = {"event": event, "time": now, "rank": self._ranks.rank}
         document = head | {"attempt": self._attempt} | _rounded(fields)
         line = json.dumps(document, allow_nan=False) + "\n"
-        sys.stdout.write(line)
+        sys.stdout.write(line if self._as_json else text_of(document) + "\n")
         sys.stdout.flush()
         if self._history is not None:
             self._history.write(event, now, line)
@@ -73,6 +79,11 @@ class EventLog:
             self._trackers.close()
         if self._history is not None:
             self._history.close()
+
+
+def prints_json(environ: Mapping[str, str], given: str | None = None) -> bool:
+    """Return whether events are printed as JSON: by the setting, or else like the agent's lines."""
+    return (given or environ.get(Env.LOG_FORMAT)) == "json"
 
 
 def _rounded(value: Any) -> Any:

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from ddp_trainer.config import RunConfig
-from ddp_trainer.observe.events import EventLog
+from ddp_trainer.observe.events import EventLog, prints_json
 from ddp_trainer.observe.heartbeats import HeartbeatWriter
 from ddp_trainer.observe.history_writer import HistoryWriter
 from ddp_trainer.observe.reporter import Reporter
@@ -40,6 +40,7 @@ def make_reporter(
             ranks,
             attempt,
             all_ranks=config.log.all_ranks,
+            as_json=prints_json(os.environ, config.log.format),
             history=HistoryWriter(Path(directory)) if directory else None,
             trackers=_trackers(config, Path(directory), attempt) if directory else None,
         ),

@@ -159,6 +159,7 @@ def train_once(ranks: Ranks, task: str, document: Document) -> Outcome:
     """
     output = io.StringIO()
     failure = ""
+    document = merge(document, {"log": {"format": "json"}})
     with contextlib.redirect_stdout(output):
         run = open_run(
             RunRequest(task, resolve(document)), ranks, StopFlag(), HeartbeatWriter(None, ranks, 0)
