@@ -103,13 +103,13 @@ def test_save_reports_the_fence_if_a_newer_attempt_deleted_the_pending_checkpoin
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old = Writer(tmp_path, 1)
-    write = format_.write_manifest
+    manifest_of = format_.manifest_of
 
-    def write_after_newer_attempt(*arguments: Any) -> None:
+    def manifest_after_newer_attempt(*arguments: Any) -> dict[str, Any]:
         Writer(tmp_path, 2)
-        write(*arguments)
+        return manifest_of(*arguments)
 
-    monkeypatch.setattr(writer, "write_manifest", write_after_newer_attempt)
+    monkeypatch.setattr(writer, "manifest_of", manifest_after_newer_attempt)
     with pytest.raises(FencedError):
         old.save(1)
     assert present(tmp_path) == []

@@ -11,7 +11,7 @@ from torch import nn
 from ddp_trainer.checkpoint import load, retention, snapshot, writer
 from ddp_trainer.checkpoint.format import MANIFEST, CheckpointName, names_in
 from ddp_trainer.checkpoint.manager import CheckpointManager
-from ddp_trainer.checkpoint.tensor_file import write_tensors
+from ddp_trainer.checkpoint.store.directory import PendingFolder
 from ddp_trainer.config import CheckpointConfig
 from ddp_trainer.errors import InputError
 from ddp_trainer.saved_state import SavedState
@@ -142,15 +142,15 @@ def test_writer_never_overwrites_and_leaves_nothing_after_a_failure(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(writer, "write_manifest", full)
+    monkeypatch.setattr(writer, "manifest_of", full)
     with pytest.raises(OSError, match="No space"):
         saved(tmp_path, 6)
     assert [str(name) for name in names_in(tmp_path)] == ["step-00000005.attempt-1"]
 
 
-def test_volume_failure_while_writing_tensors_is_an_os_error(tmp_path: Path) -> None:
+def test_volume_failure_while_writing_a_file_is_an_os_error(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="No such file"):
-        write_tensors(tmp_path / "gone" / "model.safetensors", {"weight": torch.zeros(2)})
+        PendingFolder(tmp_path / "gone").put("model.safetensors", [b"weights"])
 
 
 def test_pending_checkpoint_is_never_loaded_and_the_next_attempt_deletes_it(tmp_path: Path) -> None:

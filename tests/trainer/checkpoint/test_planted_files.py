@@ -6,19 +6,26 @@ Each attack with a link or a pipe is first shown to succeed with the protection 
 import contextlib
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ddp_trainer.checkpoint import tensor_file, writer
 from ddp_trainer.checkpoint.fence import FENCE, holder
-from ddp_trainer.checkpoint.format import MANIFEST, MODEL, CheckpointName, names_in
+from ddp_trainer.checkpoint.format import (
+    MANIFEST,
+    MODEL,
+    OPTIMIZER_REST,
+    CheckpointName,
+    names_in,
+)
 from ddp_trainer.checkpoint.manager import CheckpointManager
+from ddp_trainer.checkpoint.store import directory as store_directory
+from ddp_trainer.checkpoint.store.base import Entry, Part
+from ddp_trainer.checkpoint.store.directory import PendingFolder
 from ddp_trainer.config import CheckpointConfig
 from ddp_trainer.errors import InputError
-from ddp_trainer.names import NamedTensors
 from ddp_trainer.observe.history_writer import HistoryWriter
 from ddp_trainer.observe.trace import REQUEST, Trace
 from ddp_trainer.ranks import flight_recorder
@@ -131,17 +138,17 @@ def swap_while_saving(home: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, 
     for folder in (run, victim):
         folder.mkdir(parents=True)
     (victim / "letter.txt").write_text("not yours")
-    write = tensor_file.write_tensors
+    put = PendingFolder.put
 
-    def swap_and_write(path: Path, tensors: NamedTensors) -> dict[str, int | str]:
+    def swap_and_put(self: PendingFolder, file: str, parts: Iterable[Part]) -> Entry:
         pending = run / "step-00000007.attempt-1.tmp"
-        if path.name != MODEL and not pending.is_symlink():
+        if file != MODEL and not pending.is_symlink():
             pending.rename(run / "moved")
             pending.symlink_to(victim)
-        return write(path, tensors)
+        return put(self, file, parts)
 
     with monkeypatch.context() as patch:
-        patch.setattr(writer, "write_tensors", swap_and_write)
+        patch.setattr(PendingFolder, "put", swap_and_put)
         with contextlib.suppress(OSError):
             saved(run, 7)
     return content(victim)
@@ -158,7 +165,7 @@ def test_checkpoint_stays_in_its_folder_when_a_link_takes_its_place(
     def by_path(path: Path, _: Path) -> Iterator[Path]:
         yield path
 
-    monkeypatch.setattr(writer, "held_path", by_path)
+    monkeypatch.setattr(store_directory, "held_path", by_path)
     assert swap_while_saving(tmp_path / "off", monkeypatch) != untouched, "without the protection"
 
 
@@ -271,10 +278,14 @@ def test_start_over_skips_a_dangling_link(tmp_path: Path) -> None:
 def test_failed_save_names_the_path_of_the_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(path: Path, _: object) -> None:
-        raise OSError(28, "No space left on device", str(path))
+    put = PendingFolder.put
 
-    monkeypatch.setattr(writer, "write_json", full)
+    def full(self: PendingFolder, file: str, parts: Iterable[Part]) -> Entry:
+        if file == OPTIMIZER_REST:
+            raise OSError(28, "No space left on device", str(self.folder / file))
+        return put(self, file, parts)
+
+    monkeypatch.setattr(PendingFolder, "put", full)
     with pytest.raises(OSError, match="No space") as caught:
         saved(tmp_path, 6)
     assert caught.value.filename == f"{tmp_path}/step-00000006.attempt-1.tmp/optimizer.json"

@@ -8,8 +8,14 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from ddp_trainer.checkpoint.tensor_file import _TYPES, write_tensors
+from ddp_trainer.checkpoint.store.base import Entry
+from ddp_trainer.checkpoint.store.directory import PendingFolder
+from ddp_trainer.checkpoint.tensor_file import _TYPES, tensor_parts
 from ddp_trainer.errors import InputError
+
+
+def write_tensors(path: Path, tensors: dict[str, Tensor]) -> Entry:
+    return PendingFolder(path.parent).put(path.name, tensor_parts(tensors))
 
 
 def bits(tensor: Tensor) -> bytes:

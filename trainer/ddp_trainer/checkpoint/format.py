@@ -27,6 +27,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ddp_trainer.checkpoint.store.base import Entry
+from ddp_trainer.checkpoint.store.directory import (
+    BROKEN as BROKEN,  # noqa: PLC0414 (part of the format)
+)
+from ddp_trainer.checkpoint.store.directory import MANIFEST as MANIFEST  # noqa: PLC0414
+from ddp_trainer.checkpoint.store.directory import DirectoryStore
+from ddp_trainer.checkpoint.store.directory import sync as sync  # noqa: PLC0414
 from ddp_trainer.errors import InputError
 from ddp_trainer.saved_state import LARGEST_NUMBER
 from ddp_wire.files import PlantedFileError, open_to_read, read_file
@@ -43,13 +50,9 @@ BUFFERS = "buffers.safetensors"
 TASK = "task.safetensors"
 TASK_REST = "task.json"
 STATE = "state.json"
-MANIFEST = "MANIFEST.json"
 CONFIG = "config.json"
 """Name of the file in the run's directory with the resolved config of the newest attempt."""
 
-BROKEN = ".broken"
-"""Suffix of a checkpoint that failed its check. The checkpoint is kept until newer ones replace
-it."""
 SET_ASIDE = "set-aside-"
 """Prefix of a folder with the checkpoints of a run that started over. Nothing deletes the
 folder."""
@@ -103,10 +106,7 @@ def names_in(directory: Path) -> list[CheckpointName]:
     Raises:
         OSError: If the volume fails. A missing directory holds no checkpoints.
     """
-    try:
-        found = [CheckpointName.parse(entry.name) for entry in directory.iterdir()]
-    except (FileNotFoundError, NotADirectoryError):
-        return []
+    found = map(CheckpointName.parse, DirectoryStore(directory).list())
     return sorted(name for name in found if name)
 
 
@@ -124,23 +124,28 @@ def crc32_of(path: Path) -> str:
     return f"{crc:08x}"
 
 
-def write_manifest(
-    directory: Path, name: CheckpointName, known: Mapping[str, dict[str, Any]] | None = None
-) -> None:
+def write_manifest(directory: Path, name: CheckpointName) -> None:
     """Write the manifest of a pending checkpoint: size and CRC32 of every file in it.
 
     Args:
         directory: The pending directory.
         name: Step and attempt.
-        known: Entries of files whose checksum their writer has computed. All others are read.
     """
-    files = {
-        path.name: (known or {}).get(path.name)
-        or {"bytes": path.stat().st_size, "crc32": crc32_of(path)}
+    files: dict[str, Entry] = {
+        path.name: {"bytes": path.stat().st_size, "crc32": crc32_of(path)}
         for path in sorted(directory.iterdir())
     }
-    document = {"format": FORMAT, "step": name.step, "attempt": name.attempt, "files": files}
-    write_json(directory / MANIFEST, document)
+    write_json(directory / MANIFEST, manifest_of(name, files))
+
+
+def manifest_of(name: CheckpointName, files: Mapping[str, Entry]) -> dict[str, Any]:
+    """Return the manifest of a checkpoint.
+
+    Args:
+        name: Step and attempt.
+        files: Entry of each file.
+    """
+    return {"format": FORMAT, "step": name.step, "attempt": name.attempt, "files": dict(files)}
 
 
 def verify(directory: Path, *, checksums: bool = True) -> None:
@@ -224,18 +229,14 @@ def read_json(path: Path, limit: int | None = None) -> Any:
         raise BrokenCheckpointError(f"{path.name} is damaged") from error
 
 
+def json_bytes(document: Any) -> bytes:
+    """Return a JSON document as the content of a file."""
+    return json.dumps(document, indent=1).encode()
+
+
 def write_json(path: Path, document: Any) -> None:
     """Write a JSON document to a new file, and flush the file to the volume."""
-    with path.open("x", encoding="utf-8") as file:
-        json.dump(document, file, indent=1)
+    with path.open("xb") as file:
+        file.write(json_bytes(document))
         file.flush()
         os.fsync(file.fileno())
-
-
-def sync(path: Path) -> None:
-    """Flush a file, or the entries of a directory, to the volume."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

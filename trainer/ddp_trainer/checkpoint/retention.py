@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ddp_trainer.checkpoint.format import BROKEN, PENDING, CheckpointName, names_in
-from ddp_wire.files import remove
+from ddp_trainer.checkpoint.store.directory import DirectoryStore
 
 
 def keep_newest(
@@ -44,20 +44,10 @@ def sweep_pending(run_directory: Path, attempt: int) -> list[str]:
     """
     stale = [n for n in names_in(run_directory) if n.suffix == PENDING and n.attempt <= attempt]
     for name in stale:
-        _remove(run_directory, str(name))
+        _delete(run_directory, name)
     return [str(name) for name in stale]
 
 
 def _delete(run_directory: Path, name: CheckpointName) -> None:
-    """Rename a directory, then delete it, so that it never looks like a checkpoint."""
-    pending = run_directory / f"step-{name.step:08d}.attempt-{name.attempt}{PENDING}"
-    try:
-        (run_directory / str(name)).rename(pending)
-    except OSError:
-        return
-    _remove(run_directory, pending.name)
-
-
-def _remove(run_directory: Path, name: str) -> None:
     with contextlib.suppress(OSError):  # The next attempt tries again.
-        remove(run_directory / name, run_directory)
+        DirectoryStore(run_directory).delete(str(name))

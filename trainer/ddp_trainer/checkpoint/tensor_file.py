@@ -1,19 +1,18 @@
-"""Write tensors to a safetensors file, one after another, without a copy of all of them.
+"""Give tensors the form of a safetensors file, one after another, without a copy of all of them.
 
 The library's own writer needs contiguous tensors and copies them all first. This one copies one
-tensor at a time, and only if its layout is not row by row. It computes the checksum of the file at
-the same time. The format: the length of the header (8 bytes, little-endian), the header (JSON), and
-the tensors (https://github.com/huggingface/safetensors).
+tensor at a time, and only if its layout is not row by row. The format: the length of the header
+(8 bytes, little-endian), the header (JSON), and the tensors
+(https://github.com/huggingface/safetensors).
 """
 
 import json
-import zlib
 from collections.abc import Iterator
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from ddp_trainer.checkpoint.store.base import Part
 from ddp_trainer.errors import InputError
 from ddp_trainer.names import NamedTensors
 
@@ -30,33 +29,17 @@ _ALIGNMENT = 8
 """Multiple of bytes at which the tensors begin."""
 
 
-def write_tensors(path: Path, tensors: NamedTensors) -> dict[str, int | str]:
-    """Write a new file with the tensors.
+def tensor_parts(tensors: NamedTensors) -> Iterator[Part]:
+    """Yield the content of a file with the tensors: its header, then each tensor with numbers.
 
     Args:
-        path: The file. It must not exist.
         tensors: Tensors by name, on any device and in any layout.
-
-    Returns:
-        The file's entry in a manifest: `bytes`, and `crc32` as eight hexadecimal digits.
 
     Raises:
         InputError: If the format does not know a tensor's data type.
-        OSError: If the volume fails.
     """
     # The largest numbers first, so that each tensor begins at a multiple of its numbers' size.
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
-    size, crc = 0, 0
-    with path.open("xb") as file:
-        for part in _parts(ordered):
-            file.write(part)
-            crc = zlib.crc32(part, crc)
-            size += len(part)
-    return {"bytes": size, "crc32": f"{crc:08x}"}
-
-
-def _parts(ordered: list[tuple[str, Tensor]]) -> Iterator[bytes | memoryview]:
-    """Yield the content of the file: its header, then each tensor that is not empty."""
     yield _header(ordered)
     for _, tensor in ordered:
         if tensor.numel():

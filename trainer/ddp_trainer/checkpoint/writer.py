@@ -1,15 +1,11 @@
 """Write checkpoints atomically: a checkpoint appears as a whole or not at all.
 
-All files of a checkpoint are written to a folder with the suffix `.tmp`, and each file is flushed.
-The manifest with their sizes and checksums is written last. Right before the rename the writer
-checks that its attempt still owns the directory (`checkpoint.fence`). The rename of the folder
-commits the checkpoint, and the parent folder is flushed, so that the rename survives a crash of the
-machine.
+The manifest with sizes and checksums is written last. Right before the commit the writer checks
+that its attempt still owns the directory (`checkpoint.fence`). The store commits the checkpoint
+(`checkpoint.store`).
 """
 
-import contextlib
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,19 +16,20 @@ from ddp_trainer.checkpoint.format import (
     MODEL,
     OPTIMIZER,
     OPTIMIZER_REST,
-    PENDING,
     STATE,
     TASK,
     TASK_REST,
     CheckpointName,
+    json_bytes,
+    manifest_of,
     sync,
-    write_json,
-    write_manifest,
 )
 from ddp_trainer.checkpoint.snapshot import Checkpoint, Snapshot
-from ddp_trainer.checkpoint.tensor_file import write_tensors
+from ddp_trainer.checkpoint.store.base import Entry, Writable
+from ddp_trainer.checkpoint.store.directory import DirectoryStore, PendingFolder
+from ddp_trainer.checkpoint.tensor_file import tensor_parts
 from ddp_trainer.names import NamedTensors
-from ddp_wire.files import PlantedFileError, held_path, remove, replace_file
+from ddp_wire.files import replace_file
 
 
 def commit(
@@ -60,23 +57,11 @@ def commit(
     Raises:
         OSError: If the volume fails, or the name exists. Then the function deletes all its files.
     """
-    final = run_directory / str(name)
-    pending = run_directory / (str(name) + PENDING)
-    if os.path.lexists(final):
-        raise FileExistsError(f"{final} exists already")
-    pending.mkdir()
-    try:
-        with held_path(pending, run_directory) as folder:
-            write_checkpoint(folder, name, checkpoint)
-            _check_in_place(folder, pending)
-        may_commit()
-        pending.rename(final)
-        sync(run_directory)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            remove(pending, run_directory)
-        raise
-    return final
+    store = DirectoryStore(run_directory)
+    with store.begin(str(name)) as pending:
+        files = write_files(pending, checkpoint)
+        pending.commit(json_bytes(manifest_of(name, files)), may_commit)
+    return run_directory / str(name)
 
 
 def write_checkpoint(folder: Path, name: CheckpointName, checkpoint: Checkpoint) -> None:
@@ -85,22 +70,26 @@ def write_checkpoint(folder: Path, name: CheckpointName, checkpoint: Checkpoint)
     Raises:
         OSError: If the volume fails.
     """
+    pending = PendingFolder(folder)
+    pending.seal(json_bytes(manifest_of(name, write_files(pending, checkpoint))))
+
+
+def write_files(pending: Writable, checkpoint: Checkpoint) -> dict[str, Entry]:
+    """Write all files of a checkpoint except the manifest, and return the entry of each.
+
+    Raises:
+        OSError: If the store fails.
+    """
     snapshot = checkpoint.snapshot
-    entries = {}
-    for file, tensors in _files(snapshot).items():
-        entries[file] = write_tensors(folder / file, tensors)
-        sync(folder / file)
-    write_json(folder / OPTIMIZER_REST, snapshot.optimizer_rest)
+    files = {
+        file: pending.put(file, tensor_parts(tensors)) for file, tensors in _files(snapshot).items()
+    }
+    documents = {OPTIMIZER_REST: snapshot.optimizer_rest, STATE: checkpoint.state.document()}
     if snapshot.task_rest is not None:
-        write_json(folder / TASK_REST, snapshot.task_rest)
-    write_json(folder / STATE, checkpoint.state.document())
-    write_manifest(folder, name, entries)
-    sync(folder)
-
-
-def _check_in_place(folder: Path, pending: Path) -> None:
-    if not os.path.samestat(folder.stat(), pending.lstat()):
-        raise PlantedFileError(pending, "folder")
+        documents[TASK_REST] = snapshot.task_rest
+    for file, document in documents.items():
+        files[file] = pending.put(file, [json_bytes(document)])
+    return dict(sorted(files.items()))
 
 
 def _files(snapshot: Snapshot) -> dict[str, NamedTensors]:
