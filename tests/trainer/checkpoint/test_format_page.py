@@ -1,0 +1,90 @@
+"""A reader that knows only docs/use/checkpoint-format.md reads what each strategy saves."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ddp_trainer.checkpoint import load
+from tests.trainer.checkpoint.plain_reader import as_array, read_checkpoint
+from tests.trainer.rank_processes import Launcher
+
+RECORDED = Path(__file__).parent / "recorded" / "step-00000004.attempt-0"
+"""A checkpoint that the code before sharded writes wrote, on two ranks."""
+FILES = {"average": "ema"}
+"""Name of the file of a kind of tensors, where it differs from that of the kind."""
+BASE: dict[str, Any] = {
+    "max_steps": 3,
+    "global_batch": 10,
+    "ema": {"decay": 0.9},
+    "optimizer": {"name": "adamw"},
+    "task": {"batch_norm": True, "eval_samples": 0},
+}
+CASES = {
+    "ddp": {"parallel": {"strategy": "ddp"}},
+    "ddp with buffers of each rank": {"parallel": {"buffers": "per_rank"}},
+    "ddp with powersgd": {"parallel": {"compression": {"name": "powersgd", "start_step": 2}}},
+    "zero1": {"parallel": {"strategy": "zero1"}},
+    "fsdp2": {"parallel": {"strategy": "fsdp2"}},
+}
+
+
+def bits(tensor: torch.Tensor) -> tuple[tuple[int, ...], bytes]:
+    flat = tensor.detach().contiguous().reshape(-1)
+    return tuple(tensor.shape), flat.view(torch.uint8).numpy().tobytes()
+
+
+def check_bits(found: dict[str, Any], tensors: dict[str, dict[str, torch.Tensor]]) -> None:
+    """Check that a plain reader has found exactly these tensors, bit for bit."""
+    for kind, expected in tensors.items():
+        given = found["tensors"].get(FILES.get(kind, kind), {})
+        assert {name: value[1:] for name, value in given.items()} == {
+            name: bits(tensor) for name, tensor in expected.items()
+        }, kind
+
+
+def saved(launcher: Launcher, home: Path, world: int, **config: Any) -> tuple[Path, Any]:
+    """Train and save on some ranks. Return the checkpoint, and the state that the ranks had."""
+    config = BASE | {"checkpoint": {"directory": str(home / "run")}} | config
+    given = {"task": "sample_tasks:build_teacher", "config": config, "state": str(home / "state")}
+    gang = launcher.call("format_probes:save_and_gather", given, world=world)
+    assert gang.wait(120) == [0] * world, gang.err(0)
+    (checkpoint,) = (home / "run").glob("step-*")
+    return checkpoint, torch.load(home / "state")
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_plain_reader_finds_the_bits_of_the_ranks(
+    launcher: Launcher, tmp_path: Path, case: str
+) -> None:
+    checkpoint, state = saved(launcher, tmp_path, 2, **CASES[case])
+    found = read_checkpoint(checkpoint)
+    check_bits(found, state["tensors"])
+    assert found["optimizer"] == json.loads(json.dumps(state["rest"]["optimizer"]))
+    assert found["task"] == json.loads(json.dumps(state["rest"]["task"]))
+    assert found["state"]["step"] == 3
+    assert found["state"]["world_size"] == 2
+
+
+def test_recorded_checkpoint_of_an_older_release_is_read_bit_for_bit() -> None:
+    found = read_checkpoint(RECORDED)
+    got = load.receive(RECORDED, torch.device("cpu")).snapshot
+    kinds = ("model", "optimizer", "average", "task")
+    tensors = {kind: dict(getattr(got, kind).items()) for kind in kinds}
+    assert all(tensors.values())
+    check_bits(found, tensors)
+    weight = as_array(found["tensors"]["model"]["inner.weight"])
+    assert weight.shape == (8, 6)
+    assert torch.from_numpy(weight.copy()).equal(tensors["model"]["inner.weight"])
+
+
+def test_run_resumes_from_a_recorded_checkpoint(launcher: Launcher, tmp_path: Path) -> None:
+    shutil.copytree(RECORDED, tmp_path / "run" / RECORDED.name)
+    config = BASE | {"max_steps": 4, "checkpoint": {"directory": str(tmp_path / "run")}}
+    arguments = ["--task=sample_tasks:build_teacher", f"--config={json.dumps(config)}"]
+    gang = launcher.train(*arguments, world=3)
+    assert gang.wait(120) == [0, 0, 0], gang.err(0)
+    assert [event["step"] for event in gang.events("resume")] == [4]
