@@ -9,6 +9,7 @@ rank waits in a collective that another rank does not join.
 import gc
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import TypeVar
 
 from ddp_trainer.data.loader import by_update
@@ -63,7 +64,7 @@ def train(
         stop.on_terminate = survivor.leave_if_asked
         try:
             stopped = loop(run, survivor)
-            code = close(run, stopped=stopped)
+            code = close(run, survivor, stopped=stopped)
         except Exception as error:
             survivor.write_after(error)
             raise
@@ -123,14 +124,16 @@ def loop(run: Run, survivor: Survivor | None = None) -> bool:
     return decision.stop and not decision.finish and run.position.step < run.total_steps
 
 
-def close(run: Run, *, stopped: bool) -> ExitCode:
+def close(run: Run, survivor: Survivor | None = None, *, stopped: bool) -> ExitCode:
     """Save a checkpoint, and evaluate if the run is complete. Return after the checkpoint's commit.
 
     Args:
         run: The run after its loop.
+        survivor: Writer of this rank's record, for a run that is not complete.
         stopped: Whether the loop ended early, so that the run is not complete.
     """
-    save(run, required=True)
+    with survivor.keeping() if stopped and survivor else nullcontext():
+        save(run, required=True)
     if stopped:
         run.report.ended("stop", **run.totals(), signal=run.stop.signal_name)
     else:

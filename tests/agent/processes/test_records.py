@@ -1,12 +1,13 @@
 """Tests of the folder of a node's records: who owns it, and who may delete it."""
 
+import json
 import os
 from pathlib import Path
 
 import pytest
 
 from ddp_agent.processes.records import RecordsFolder
-from ddp_wire.records import must_leave
+from ddp_wire.records import PART_FILE, must_leave
 
 
 def test_folder_belongs_to_the_agent_alone_and_ends_with_it(tmp_path: Path) -> None:
@@ -84,3 +85,18 @@ def test_request_to_leave_is_for_one_attempt(tmp_path: Path) -> None:
     assert not folder.is_written()
     (folder.path / "step-00000005.attempt-2.tmp").mkdir()
     assert folder.is_written()
+
+
+def test_only_a_record_that_is_whole_on_this_node_counts_as_kept(tmp_path: Path) -> None:
+    folder = RecordsFolder("uid", 0, tmp_path)
+    assert folder.path is not None
+    for step, division in ((5, "own"), (6, "all")):
+        part = folder.path / f"step-{step:08d}.attempt-2"
+        part.mkdir()
+        (part / PART_FILE).write_text(json.dumps({"division": division, "world_size": 2}))
+    for name in ("rank-0", "rank-1.tmp", "rank-1.tmp.owner"):
+        (folder.path / f"step-00000006.attempt-2.{name}").mkdir()
+    assert folder.newest_step(2) == 5
+    (folder.path / "step-00000006.attempt-2.rank-1").mkdir()
+    assert folder.newest_step(2) == 6
+    assert folder.newest_step(3) is None

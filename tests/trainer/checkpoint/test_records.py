@@ -2,39 +2,67 @@
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from ddp_trainer.checkpoint import records
-from ddp_trainer.checkpoint.format import MODEL, CheckpointName
-from ddp_trainer.checkpoint.records import Age, NoRoomError
+from ddp_trainer.checkpoint import record_writer, records
+from ddp_trainer.checkpoint.format import (
+    MANIFEST,
+    MODEL,
+    STATE,
+    CheckpointName,
+    write_manifest,
+)
+from ddp_trainer.checkpoint.record_choice import choose
+from ddp_trainer.checkpoint.record_writer import NoRoomError
+from ddp_trainer.checkpoint.records import Age, Division, Part
 from ddp_trainer.checkpoint.snapshot import Checkpoint, Snapshot
-from ddp_trainer.saved_state import NonFiniteCounts, SavedConfig, SavedState
+from ddp_trainer.saved_state import SavedConfig, SavedState
 
 ENDED = 2**22 - 1
 """A process id that Linux does not assign by default."""
 
 
-def checkpoint(step: int, rollbacks: int = 0) -> Checkpoint:
+def checkpoint(step: int, attempt: int) -> Checkpoint:
     state = SavedState(
+        attempt=attempt,
         step=step,
         samples=step,
         seconds=1.0,
         data_size=9,
         world_size=2,
         scaler={},
-        nonfinite=NonFiniteCounts(rollbacks=rollbacks),
         config=SavedConfig(seed=0),
     )
     rest: dict[str, Any] = {"state": {}, "groups": []}
     return Checkpoint(state, Snapshot({"w": torch.ones(2)}, {"m/w": torch.ones(2)}, rest))
 
 
-def written(folder: Path, step: int, attempt: int = 1, rollbacks: int = 0) -> bool:
-    return records.write(folder, CheckpointName(step, attempt), checkpoint(step, rollbacks))
+def written(
+    folder: Path,
+    step: int,
+    attempt: int = 1,
+    *,
+    rank: int | None = None,
+    division: Division = "whole",
+) -> bool:
+    part = Part(
+        step=step,
+        attempt=attempt,
+        rank=rank,
+        writer=rank or 0,
+        world_size=2,
+        division=division,
+    )
+    return record_writer.write(folder, part, checkpoint(step, attempt))
+
+
+def found(folder: Path) -> list[str]:
+    return [str(part.name) for part in records.find(folder)]
 
 
 def present(folder: Path) -> list[str]:
@@ -55,41 +83,69 @@ def test_record_is_not_written_twice_and_never_replaces_a_later_step(tmp_path: P
     assert present(tmp_path) == ["step-00000007.attempt-1"]
 
 
-def test_newest_record_follows_rollbacks_then_steps(tmp_path: Path) -> None:
-    for step, attempt, rollbacks in ((9, 3, 0), (7, 2, 1), (5, 1, 1)):
-        assert written(tmp_path, step, attempt, rollbacks)
-    found = records.newest(tmp_path)
-    assert found is not None
-    assert found.age == Age(1, 7)
-    assert present(tmp_path) == ["step-00000007.attempt-2"]
-
-
-def test_damaged_and_unfinished_records_are_deleted(tmp_path: Path) -> None:
-    assert written(tmp_path, 5)
-    assert written(tmp_path, 6, attempt=0)
+def test_damaged_and_unfinished_parts_are_not_found_and_are_deleted_after_the_choice(
+    tmp_path: Path,
+) -> None:
+    assert written(tmp_path, 6, attempt=1)
+    assert written(tmp_path, 5, attempt=2, division="all")
     (tmp_path / "step-00000008.attempt-1.tmp").mkdir()
-    with (tmp_path / "step-00000006.attempt-0" / MODEL).open("r+b") as file:
+    with (tmp_path / "step-00000006.attempt-1" / MODEL).open("r+b") as file:
         file.seek(-1, os.SEEK_END)
         file.write(b"\xff")
-    found = records.newest(tmp_path)
-    assert found is not None
-    assert found.path.name == "step-00000005.attempt-1"
-    assert present(tmp_path) == ["step-00000005.attempt-1"]
+    assert found(tmp_path) == ["step-00000005.attempt-2"]
+    records.keep_only(tmp_path, CheckpointName(5, 2))
+    assert present(tmp_path) == ["step-00000005.attempt-2"]
 
 
-def test_folder_without_records_has_no_newest_one(tmp_path: Path) -> None:
-    assert records.newest(tmp_path) is None
-    assert records.newest(tmp_path / "missing") is None
+@pytest.mark.parametrize("division", ["own", "all"])
+def test_ranks_of_a_node_share_the_check_of_all_parts(tmp_path: Path, division: Division) -> None:
+    for rank in (0, 1, None):
+        assert written(tmp_path, 5, rank=rank, division=division)
+    shares = [records.find(tmp_path, index, 2) for index in range(2)]
+    assert [[part.rank for part in share] for share in shares] == [[None, 1], [0]]
+
+
+def test_part_that_was_copied_to_another_name_is_not_found(tmp_path: Path) -> None:
+    assert written(tmp_path, 5, rank=0, division="all")
+    part = tmp_path / "step-00000005.attempt-1.rank-0"
+    for name in ("step-00000005.attempt-1.rank-1", "step-00000005.attempt-1",
+                 "step-00000005.attempt-2.rank-0", "step-00000006.attempt-1.rank-0"):  # fmt: skip
+        shutil.copytree(part, tmp_path / name)
+    assert found(tmp_path) == [part.name]
+
+
+def test_part_with_another_update_in_its_state_is_not_found(tmp_path: Path) -> None:
+    assert written(tmp_path, 5, rank=0, division="all")
+    assert written(tmp_path, 6, rank=1, division="all")
+    one, other = sorted(tmp_path.glob("step-*"))
+    shutil.copy(other / STATE, one / STATE)
+    (one / MANIFEST).unlink()
+    write_manifest(one, CheckpointName(5, 1))
+    assert found(tmp_path) == [other.name]
+
+
+def test_folder_without_records_has_no_parts(tmp_path: Path) -> None:
+    assert found(tmp_path) == found(tmp_path / "missing") == []
 
 
 def test_at_most_two_attempts_start_from_one_record(tmp_path: Path) -> None:
     assert written(tmp_path, 5)
     for _ in range(2):
-        found = records.newest(tmp_path)
-        assert found is not None
-        records.count_start(found)
-    assert records.newest(tmp_path) is None
+        assert choose([records.find(tmp_path)], Age())[0] is not None
+        records.count_start(tmp_path, CheckpointName(5, 1))
+    assert choose([records.find(tmp_path)], Age()) == (None, [])
+    records.keep_only(tmp_path, None)
     assert present(tmp_path) == []
+
+
+def test_part_that_needs_others_leaves_older_records(tmp_path: Path) -> None:
+    assert written(tmp_path, 5)
+    assert written(tmp_path, 6, attempt=2, rank=0, division="all")
+    assert written(tmp_path, 6, attempt=2, division="all")
+    assert len(found(tmp_path)) == 3
+    assert written(tmp_path, 7, attempt=3, rank=1, division="own")
+    assert written(tmp_path, 7, attempt=3, division="own")
+    assert found(tmp_path) == ["step-00000007.attempt-3", "step-00000007.attempt-3.rank-1"]
 
 
 def test_rank_takes_the_place_of_a_rank_that_ended_while_it_wrote(tmp_path: Path) -> None:
@@ -113,18 +169,36 @@ def test_record_that_does_not_fit_is_refused_in_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limit = (100 << 20, Path("memory.max"))
-    monkeypatch.setattr(records, "memory_limit", lambda: limit)
-    monkeypatch.setattr(records, "memory_bytes", lambda: 60 << 20)
+    monkeypatch.setattr(record_writer, "memory_limit", lambda: limit)
+    monkeypatch.setattr(record_writer, "memory_bytes", lambda: 60 << 20)
     with pytest.raises(NoRoomError, match=r"needs 0 MiB .* memory limit has 40 MiB left"):
         written(tmp_path, 5)
     assert present(tmp_path) == []
+
+
+def test_room_for_the_parts_of_other_ranks_is_reserved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another rank has written 10 MiB of the 30 MiB that it announced."""
+    pending = tmp_path / "step-00000005.attempt-1.rank-1.tmp"
+    pending.mkdir()
+    (pending / MODEL).write_bytes(bytes(10 << 20))
+    (tmp_path / f"{pending.name}.owner").write_text(f"{os.getpid()} {30 << 20}")
+    monkeypatch.setattr(record_writer, "memory_bytes", lambda: 0)
+    for room, fits in ((83 << 20, False), (85 << 20, True)):
+        monkeypatch.setattr(record_writer, "memory_limit", lambda room=room: (room, Path("max")))
+        if fits:
+            assert written(tmp_path, 5, rank=0, division="all")
+            continue
+        with pytest.raises(NoRoomError, match=r"needs 0 MiB \(20 MiB for all ranks\) and 64 MiB"):
+            written(tmp_path, 5, rank=0, division="all")
 
 
 def test_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(records, "write_checkpoint", full)
+    monkeypatch.setattr(record_writer, "write_checkpoint", full)
     with pytest.raises(OSError, match="No space"):
         written(tmp_path, 5)
     assert present(tmp_path) == []
@@ -134,4 +208,4 @@ def test_state_of_another_format_is_no_record(tmp_path: Path) -> None:
     assert written(tmp_path, 5)
     manifest = tmp_path / "step-00000005.attempt-1" / "MANIFEST.json"
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"format": 99}))
-    assert records.newest(tmp_path) is None
+    assert found(tmp_path) == []

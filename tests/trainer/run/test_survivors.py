@@ -10,13 +10,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from ddp_trainer.checkpoint import records
+from ddp_trainer.checkpoint import record_writer
+from ddp_trainer.checkpoint.format import MANIFEST, CheckpointName, write_manifest
 from ddp_trainer.run import evaluating
 from ddp_trainer.run.rehearsal import COMMUTATIVE_RANKS
 from ddp_trainer.run.survivors import Survivor
 from ddp_trainer.train import loop
 from ddp_wire.contract import ExitCode
-from ddp_wire.records import ask_to_leave
+from ddp_wire.records import PART_FILE, ask_to_leave
 from tests.trainer.rank_processes import Gang, Launcher
 from tests.trainer.run.test_resume import final_bytes
 from tests.trainer.runs import opened
@@ -133,7 +134,7 @@ def _sleeps(gang: Gang, rank: int) -> bool:
     return "nanosleep" in Path(f"/proc/{pid}/wchan").read_text()
 
 
-def test_signal_without_a_request_stops_a_run_as_before(
+def test_run_that_stops_on_request_keeps_the_state_of_its_checkpoint(
     launcher: Launcher, folders: Folders
 ) -> None:
     arguments = ["--task=sample_tasks:build", "--config=" + json.dumps(BASE | {"epochs": 500})]
@@ -141,27 +142,36 @@ def test_signal_without_a_request_stops_a_run_as_before(
     gang.wait_until(lambda: (gang.folder / "0.out").exists() and bool(gang.events("progress")))
     gang.signal(0, signal.SIGTERM)
     assert gang.wait() == [ExitCode.PREEMPTED] * 2
-    assert list(folders.records.glob("step-*")) == []
+    (record,) = folders.records.glob("step-*")
+    (saved,) = folders.broken.glob("step-*")
+    assert record.name == saved.name
+    for file in saved.glob("*.safetensors"):
+        assert file.read_bytes() == (record / file.name).read_bytes()
+    shutil.rmtree(folders.broken)  # The next attempt does not need the volume.
+    step = CheckpointName.parse(record.name).step
+    last = launcher.train(*arguments, f"--max_steps={step + 1}", world=2, **folders.variables(2))
+    assert last.wait() == [0, 0], last.err(0)
+    assert resumed(last) == [step]
 
 
-PARTIAL: dict[str, dict[str, Any]] = {
-    "zero1": {"strategy": "zero1"},
-    "fsdp2": {"strategy": "fsdp2"},
-    "local_sgd": {"local_sgd": {"period": 50}},
-    "powersgd": {"compression": {"name": "powersgd"}},
-    "buffers": {"buffers": "per_rank"},
-}
-
-
-@pytest.mark.parametrize("parallel", PARTIAL.values(), ids=PARTIAL.keys())
-def test_rank_with_a_part_of_the_state_writes_nothing(
-    launcher: Launcher, folders: Folders, parallel: dict[str, Any]
+def test_rank_between_two_averages_of_local_sgd_writes_nothing(
+    launcher: Launcher, folders: Folders
 ) -> None:
-    config = BASE | {"parallel": parallel}
+    config = BASE | {"parallel": {"local_sgd": {"period": 50}}}
     die = ["--task.die_rank=1", "--task.die_after=6"]
     arguments = ["--task=buffer_tasks:build", f"--config={json.dumps(config)}", *die]
     launcher.train(*arguments, world=2, **folders.variables(1)).wait()
     assert list(folders.records.iterdir()) == []
+
+
+def test_state_with_weights_that_are_not_finite_is_not_written(tmp_path: Path) -> None:
+    task = {"samples": 50, "nan_sample": 3, "die_rank": 0, "die_after": 9, "die_how": "raise"}
+    run = opened(global_batch=50, epochs=20, nonfinite={"policy": "stop"}, task=task)
+    run.learner.guard.protects = False  # As with an optimizer of the task.
+    run.records = tmp_path
+    with pytest.raises(RuntimeError, match="the probe must fail"):
+        loop(run, Survivor(run))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_rank_before_its_first_update_writes_nothing(launcher: Launcher, folders: Folders) -> None:
@@ -233,7 +243,7 @@ def test_state_inside_an_update_is_not_written(
 def test_record_without_room_is_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(records, "RESERVE_BYTES", 1 << 60)
+    monkeypatch.setattr(record_writer, "RESERVE_BYTES", 1 << 60)
     run = opened(global_batch=5, epochs=1, task={"die_rank": 0, "die_after": 2, "die_how": "raise"})
     run.records = tmp_path
     with pytest.raises(RuntimeError, match="the probe must fail"):
@@ -251,8 +261,11 @@ def test_records_that_differ_are_not_used(launcher: Launcher, folders: Folders) 
     (record,) = folders.records.glob("step-*")
     other = folders.records.with_name("other")
     shutil.copytree(folders.records, other)
-    changed = other / record.name / records.DIGEST
-    changed.write_text(str(int(changed.read_text()) + 1))
+    changed = other / record.name / PART_FILE
+    part = json.loads(changed.read_text())
+    changed.write_text(json.dumps(part | {"digest": part["digest"] + 1}))
+    (changed.parent / MANIFEST).unlink()
+    write_manifest(changed.parent, CheckpointName(4, 1))
     nodes = json.dumps([str(folders.records), str(other)])
     last = launcher.call(
         "rank_processes:run_node", [nodes, *arguments], world=2, **folders.variables(2)

@@ -46,12 +46,13 @@ class _OptimizerRest(BaseModel):
     groups: list[dict[str, Any]]
 
 
-def verify_contents(path: Path, *, checksums: bool = True) -> None:
+def verify_contents(path: Path, *, checksums: bool = True, partial: bool = False) -> None:
     """Compare a checkpoint with its manifest, and decode everything except tensor values.
 
     Args:
         path: The checkpoint.
         checksums: Whether to read each file and compare its CRC32. Otherwise only sizes count.
+        partial: Whether other parts may hold all weights (`checkpoint.records`).
 
     Raises:
         BrokenCheckpointError: If it is damaged, or has content that no trainer writes.
@@ -66,7 +67,7 @@ def verify_contents(path: Path, *, checksums: bool = True) -> None:
         raise UnreadableCheckpointError(f"it cannot be read ({error.strerror})") from error
     _check_state(path, contents["state"])
     _check(OPTIMIZER_REST, _OptimizerRest, contents["optimizer_rest"])
-    if not contents["tensors"][MODEL]:
+    if not partial and not contents["tensors"][MODEL]:
         raise BrokenCheckpointError(f"{MODEL} holds no tensor")
     _check_task(contents["tensors"][TASK], contents["task_rest"])
 

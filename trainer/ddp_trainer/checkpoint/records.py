@@ -1,54 +1,61 @@
-"""Keep records: checkpoints in the memory of a node, which ranks write on their way out.
+"""Keep records: the state of a run in the memory of its nodes, which ranks write on their way out.
 
-Every rank of data parallel training holds the whole state. When an attempt ends early, the ranks
-that can still reach a whole state write it to a folder in memory that belongs to the agent. The
-next attempt starts from the newest record of all its nodes, or from a newer checkpoint. So a fault
-of one rank costs no finished update, and a new attempt need not read the volume.
+When an attempt ends early, the ranks that can still reach a whole state write it to a folder in
+memory that belongs to the agent. The next attempt starts from the newest whole record, or from a
+newer checkpoint. So a fault of one rank costs no finished update, and a new attempt need not read
+the volume.
 
-A record is a folder in the format of a checkpoint (`checkpoint.format`), with the same check of
-sizes, checksums and contents. Each node keeps one, written by the first of its ranks:
+A record has a common part, which every rank could write and one rank of each node writes. If ranks
+hold parts of the state that others do not hold, each of them writes its own part as well. Each part
+is a folder in the format of a checkpoint (`checkpoint.format`), with the same check of sizes,
+checksums and contents:
 
-    step-00000120.attempt-2.tmp/    a rank writes it
-    step-00000120.attempt-2/        complete, by a rename
-    step-00000120.attempt-2.starts  number of attempts that started from it
+    step-00000120.attempt-2/         the common part
+    step-00000120.attempt-2.rank-3/  the part of rank 3
+    ….tmp, ….tmp.owner               a rank writes a part; its process and the size of the part
+    step-00000120.attempt-2.starts   number of attempts that started from the record
 
-At most `MOST_STARTS` attempts start from one record, because its state may be the cause of the
-failure. After them a run falls back to its newest checkpoint.
+`checkpoint.record_choice` decides which record is used, and when it is whole. At most `MOST_STARTS`
+attempts start from one record, because its state may be the cause of the failure. After them a run
+falls back to its newest checkpoint. `checkpoint.record_writer` writes records.
 """
 
 import contextlib
-import os
+import re
 import shutil
-import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ddp_trainer.checkpoint.contents import verify_contents
 from ddp_trainer.checkpoint.format import (
-    PENDING,
     STATE,
     BrokenCheckpointError,
     CheckpointName,
-    names_in,
     read_json,
 )
-from ddp_trainer.checkpoint.snapshot import Checkpoint
-from ddp_trainer.checkpoint.writer import write_checkpoint
 from ddp_trainer.errors import InputError
 from ddp_trainer.saved_state import SavedState
-from ddp_wire.machine import memory_bytes, memory_limit
-from ddp_wire.processes import is_running
+from ddp_wire.records import PART_FILE
 
 MOST_STARTS = 2
 """Maximum number of attempts that start from one record."""
-RESERVE_BYTES = 64 << 20
-"""Memory that a record must leave free, in bytes."""
-DIGEST = "digest"
-"""File in a record with the hash of the state that is equal on all ranks."""
-_POLL_SECONDS = 0.01
-_NAMELESS_SECONDS = 1.0
-"""Age in seconds from which a pending record without an owner is abandoned."""
+
+Division = Literal["whole", "own", "all"]
+"""How a record is divided into parts:
+
+- whole: the common part is the whole state.
+- own: a rank may have a part. If it is lost, a rule replaces it (`run.state`).
+- all: every rank has a part, and the record is whole only with all of them.
+"""
+
 _STARTS = ".starts"
+_ENTRY = "step-"
+"""Prefix of every file and folder of a record."""
+_OWN_PART = re.compile(r"(?P<name>.+)\.rank-(?P<rank>0|[1-9]\d{0,6})")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -66,168 +73,154 @@ class Age:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
-    """A complete record on this node."""
+class PartName:
+    """Name of a part's folder."""
 
-    path: Path
-    age: Age
-    digest: int
+    record: CheckpointName
+    rank: int | None = None
+    """The rank whose part it is. None for the common part."""
+
+    def __str__(self) -> str:
+        return str(self.record) if self.rank is None else f"{self.record}.rank-{self.rank}"
+
+    @classmethod
+    def parse(cls, text: str) -> "PartName | None":
+        """Return the parsed name. None if `text` is not the name of a complete part."""
+        match = _OWN_PART.fullmatch(text)
+        record = CheckpointName.parse(match["name"] if match else text)
+        if record is None or record.suffix:
+            return None
+        return cls(record, int(match["rank"]) if match else None)
+
+
+class Part(BaseModel):
+    """Description of a part, in the part and in messages between ranks."""
+
+    model_config = ConfigDict(frozen=True, strict=True)
+
+    step: int
+    attempt: int
+    rank: int | None
+    """The rank whose part it is. None for the common part."""
+    writer: int
+    """The rank that wrote the part."""
+    world_size: int
+    rollbacks: int = 0
+    division: Division = "whole"
+    digest: int = 0
     """Hash of the state that is equal on all ranks, or 0 if the run does not compare its ranks."""
+    residues: bool = False
+    """Whether the part has residues of powersgd."""
+    buffers: bool = False
+    """Whether the part has buffers that follow `parallel.buffers: per_rank`."""
+    starts: int = 0
+    """Number of attempts that started from the record."""
+
+    @property
+    def age(self) -> Age:
+        """Age of the record."""
+        return Age(self.rollbacks, self.step)
+
+    @property
+    def record(self) -> CheckpointName:
+        """Name of the record."""
+        return CheckpointName(self.step, self.attempt)
+
+    @property
+    def name(self) -> PartName:
+        """Name of the part's folder."""
+        return PartName(self.record, self.rank)
 
 
-def newest(folder: Path) -> Record | None:
-    """Return the newest complete record of this node from which an attempt may start, or None.
+def find(folder: Path, index: int = 0, count: int = 1) -> list[Part]:
+    """Return the undamaged parts of records on this node.
 
-    Delete all others. Only one process of a node may call this, before the node's ranks train.
+    The ranks of a node share the work: each checks its share of the parts. Nothing is changed.
+
+    Args:
+        folder: Folder of the node's records.
+        index: Index of this rank among those of its node.
+        count: Number of ranks on this node.
     """
-    found: list[Record] = []
-    for name in names_in(folder):
-        path = folder / str(name)
-        state = None if name.suffix or _starts(path) >= MOST_STARTS else _state(path)
-        if state is None:
-            remove(path)
-        else:
-            found.append(Record(path, Age.of(state), _number_in(path / DIGEST)))
-    found.sort(key=lambda record: record.age)
-    for older in found[:-1]:
-        remove(older.path)
-    return found[-1] if found else None
+    names = filter(None, map(PartName.parse, sorted(_entries(folder))))
+    parts = (_checked(folder / str(name), name) for name in list(names)[index::count])
+    return [part for part in parts if part is not None]
 
 
-def _state(path: Path) -> SavedState | None:
-    """Return the state in a record, or None if it is damaged."""
+def _checked(path: Path, name: PartName) -> Part | None:
+    """Return the description of a part, or None if the part is damaged or has another name."""
     try:
-        verify_contents(path)
-        return SavedState.model_validate(read_json(path / STATE))
-    except (BrokenCheckpointError, InputError, OSError):
+        verify_contents(path, partial=True)
+        state = SavedState.model_validate(read_json(path / STATE))
+        part = Part.model_validate(read_json(path / PART_FILE))
+    except (BrokenCheckpointError, InputError, OSError, ValidationError):
         return None
+    written = (state.step, state.attempt, state.world_size, Age.of(state))
+    if part.name != name or written != (part.step, part.attempt, part.world_size, part.age):
+        return None
+    return part.model_copy(update={"starts": starts(folder=path.parent, record=name.record)})
 
 
-def count_start(record: Record) -> None:
-    """Count an attempt that starts from a record."""
-    _starts_file(record.path).write_text(str(_starts(record.path) + 1))
-
-
-def _starts(path: Path) -> int:
-    return _number_in(_starts_file(path))
-
-
-def _number_in(file: Path) -> int:
-    """Return the number in a file, or 0 without such a file."""
+def _entries(folder: Path) -> list[str]:
+    """Return the names of all files and folders of records."""
     try:
-        return int(file.read_text())
+        return [entry.name for entry in folder.iterdir() if entry.name.startswith(_ENTRY)]
+    except OSError:
+        return []
+
+
+def count_start(folder: Path, record: CheckpointName) -> None:
+    """Count an attempt that starts from a record. Only one process of a node may call this."""
+    number = starts(folder, record) + 1
+    with contextlib.suppress(OSError):
+        (folder / f"{record}{_STARTS}").write_text(str(number))
+
+
+def starts(folder: Path, record: CheckpointName) -> int:
+    """Return the number of attempts that have started from a record."""
+    try:
+        return int((folder / f"{record}{_STARTS}").read_text())
     except (OSError, ValueError):
         return 0
 
 
-def _starts_file(path: Path) -> Path:
-    return path.with_name(path.name + _STARTS)
+def keep_only(folder: Path, record: CheckpointName | None) -> None:
+    """Delete all records of this node except one. Only one process of a node may call this."""
+    kept = (
+        None if record is None else re.compile(rf"{re.escape(str(record))}(\.rank-\d+|{_STARTS})?")
+    )
+    remove(folder / name for name in _entries(folder) if not (kept and kept.fullmatch(name)))
 
 
 def clear(folder: Path) -> None:
     """Delete all records of this node."""
-    for name in names_in(folder):
-        remove(folder / str(name))
+    keep_only(folder, None)
 
 
-def remove(path: Path) -> None:
-    """Delete a record, complete or not."""
-    shutil.rmtree(path, ignore_errors=True)
-    with contextlib.suppress(OSError):
-        _starts_file(path).unlink()
-
-
-class NoRoomError(Exception):
-    """Error for a record that does not fit into the memory of the node. Its text says why."""
-
-
-def write(folder: Path, name: CheckpointName, checkpoint: Checkpoint, *, digest: int = 0) -> bool:
-    """Write a record, unless another rank of this node has written it or writes it now.
-
-    In the second case wait for the other rank, and take its place if it ends before.
-
-    Args:
-        folder: Folder of the node's records. It must exist.
-        name: Step and attempt.
-        checkpoint: The whole state.
-        digest: Hash of the state that is equal on all ranks.
-
-    Returns:
-        Whether this call has written the record.
-
-    Raises:
-        NoRoomError: If the record does not fit into memory.
-        InputError: If checkpoints do not support the type of a tensor.
-        OSError: If the folder fails. After an error no part of the record is left.
-    """
-    pending = folder / (str(name) + PENDING)
-    while not _is_covered(folder, name):
-        try:
-            pending.mkdir()
-        except FileExistsError:
-            if _is_abandoned(pending):
-                _discard(pending)
-            time.sleep(_POLL_SECONDS)
-            continue
-        try:
-            _owner_file(pending).write_text(str(os.getpid()))
-            _check_room(folder, checkpoint.snapshot.nbytes())
-            write_checkpoint(pending, name, checkpoint)
-            (pending / DIGEST).write_text(str(digest))
-            pending.rename(folder / str(name))
-        except BaseException:
-            _discard(pending)
-            raise
-        _discard(pending)
-        for other in names_in(folder):
-            if not other.suffix and (other.attempt, other.step) < (name.attempt, name.step):
-                remove(folder / str(other))
-        return True
-    return False
-
-
-def _is_covered(folder: Path, name: CheckpointName) -> bool:
-    """Return whether the same attempt has a complete record of this step or of a later one."""
-    others = [other for other in names_in(folder) if not other.suffix]
-    return any(o.attempt == name.attempt and o.step >= name.step for o in others)
-
-
-def _discard(pending: Path) -> None:
-    """Delete a pending record, and the file about its owner."""
-    shutil.rmtree(pending, ignore_errors=True)
-    _owner_file(pending).unlink(missing_ok=True)
-
-
-def _owner_file(pending: Path) -> Path:
-    return pending.with_name(pending.name + ".owner")
-
-
-def _is_abandoned(pending: Path) -> bool:
-    """Return whether the process that began to write a record has ended."""
-    try:
-        owner = int(_owner_file(pending).read_text())
-    except (OSError, ValueError):
-        # The owner writes its process id right after it creates the folder.
+def remove(paths: Iterable[Path]) -> None:
+    """Delete files and folders of records."""
+    for path in paths:
         with contextlib.suppress(OSError):
-            return time.time() - pending.stat().st_mtime > _NAMELESS_SECONDS
-        return False
-    return not is_running(owner)
+            path.unlink()
+        shutil.rmtree(path, ignore_errors=True)
 
 
-def _check_room(folder: Path, needed: int) -> None:
-    """Check that a record fits into the folder's file system and below the memory limit.
+def others_of(folder: Path, record: CheckpointName) -> list[Path]:
+    """Return the complete parts of older records, and the numbers of their starts."""
+    found = []
+    for entry in _entries(folder):
+        name = PartName.parse(entry.removesuffix(_STARTS))
+        if name and (name.record.attempt, name.record.step) < (record.attempt, record.step):
+            found.append(folder / entry)
+    return found
 
-    Raises:
-        NoRoomError: If it does not fit.
-    """
-    status = os.statvfs(folder)
-    free = {"the memory file system": status.f_bavail * status.f_frsize}
-    limit, used = memory_limit(), memory_bytes()
-    if limit is not None and used is not None:
-        free["the container's memory limit"] = limit[0] - used
-    for place, left in free.items():
-        if needed + RESERVE_BYTES > left:
-            raise NoRoomError(
-                f"it needs {needed / 2**20:,.0f} MiB and {RESERVE_BYTES >> 20} MiB of reserve, and"
-                f" {place} has {max(0, left) / 2**20:,.0f} MiB left"
-            )
+
+def is_covered(folder: Path, name: PartName) -> bool:
+    """Return whether the same attempt has this part, complete, of this step or of a later one."""
+    others = filter(None, map(PartName.parse, _entries(folder)))
+    return any(
+        other.record.attempt == name.record.attempt
+        and other.rank == name.rank
+        and other.record.step >= name.record.step
+        for other in others
+    )

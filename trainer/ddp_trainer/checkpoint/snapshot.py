@@ -7,6 +7,7 @@ and on the rank. Tied weights appear once, under their first name. Everything el
 a checkpoint cannot contain code.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -60,20 +61,25 @@ class Checkpoint:
     snapshot: Snapshot
 
 
-def take(model: nn.Module, optimizer: torch.optim.Optimizer) -> Snapshot:
+def take(
+    model: nn.Module, optimizer: torch.optim.Optimizer, tensors: Tensors | None = None
+) -> Snapshot:
     """Return this rank's state of model and optimizer, without copying tensors.
 
     Args:
         model: The bare model.
         optimizer: An optimizer of that model's parameters.
+        tensors: Parameters and buffers of the model by name, if the model cannot be asked now.
 
     Raises:
         InputError: If the state contains a value that is neither a tensor nor JSON.
     """
+    named = model.named_parameters() if tensors is None else tensors.items()
+    numbers = _numbered(named, optimizer)
     return Snapshot(
-        model=own_tensors(model),
-        optimizer=_optimizer_tensors(model, optimizer),
-        optimizer_rest=_optimizer_rest(model, optimizer),
+        model=own_tensors(model) if tensors is None else tensors,
+        optimizer=_optimizer_tensors(numbers, optimizer),
+        optimizer_rest=_optimizer_rest(numbers, optimizer),
     )
 
 
@@ -124,7 +130,7 @@ def put_optimizer(
     """
     own = optimizer.state_dict()
     params = {plain_name(name): param for name, param in model.named_parameters()}
-    numbers = {name: number for number, name in _numbered(model, optimizer).items()}
+    numbers = {name: number for number, name in _numbered(params.items(), optimizer).items()}
     state: dict[int, dict[str, Any]] = {}
     for path, value in chain(tensors.items(), rest["state"].items()):
         key, _, name = plain_name(path).partition("/")
@@ -169,9 +175,11 @@ def own_tensors(model: nn.Module) -> Tensors:
     return own
 
 
-def _numbered(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[int, str]:
+def _numbered(
+    named: Iterable[tuple[str, Tensor]], optimizer: torch.optim.Optimizer
+) -> dict[int, str]:
     """Return the parameter names by their number in the optimizer's state dictionary."""
-    names = {id(param): plain_name(name) for name, param in model.named_parameters()}
+    names = {id(param): plain_name(name) for name, param in named}
     params = [param for group in optimizer.param_groups for param in group["params"]]
     for param in params:
         if id(param) not in names:
@@ -179,8 +187,7 @@ def _numbered(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[int, s
     return {number: names[id(param)] for number, param in enumerate(params)}
 
 
-def _optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> Tensors:
-    names = _numbered(model, optimizer)
+def _optimizer_tensors(names: dict[int, str], optimizer: torch.optim.Optimizer) -> Tensors:
     return {
         f"{key}/{names[number]}": value
         for number, values in optimizer.state_dict()["state"].items()
@@ -189,8 +196,7 @@ def _optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> Te
     }
 
 
-def _optimizer_rest(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    names = _numbered(model, optimizer)
+def _optimizer_rest(names: dict[int, str], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     document = optimizer.state_dict()
     state = {
         f"{key}/{names[number]}": _plain(value, key)

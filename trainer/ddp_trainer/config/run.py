@@ -62,7 +62,7 @@ class CheckpointConfig(Section):
     checkpoints are moved to a folder set-aside-N. Otherwise the run ends with an error."""
     memory: bool = True
     """Whether ranks that must end keep their state in memory, so that the next attempt repeats no
-    update. Only with parallel.strategy ddp, on the CPU, and if the agent offers memory."""
+    update. Only on the CPU, and if the agent offers memory."""
     timeout_seconds: PositiveInt = 3600
     """Maximum seconds that the other ranks wait while rank 0 writes or reads a checkpoint. In a
     job, spec.hang.checkpointSeconds is shorter by default, so raise both."""

@@ -10,12 +10,23 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from ddp_trainer.numerics.buffers import Slot, saved_slots
 from ddp_trainer.ranks.collectives import is_joined, sum_over_ranks
 
 
 def norms_in(model: nn.Module) -> list[_BatchNorm]:
     """Return all BatchNorm modules of a model."""
     return [module for module in model.modules() if isinstance(module, _BatchNorm)]
+
+
+def statistics_in(model: nn.Module) -> list[Slot]:
+    """Return the saved running statistics of which each rank has its own."""
+    return [slot for slot in saved_slots(model) if is_statistic(slot)]
+
+
+def is_statistic(slot: Slot) -> bool:
+    """Return whether a buffer is a running statistic of which each rank has its own."""
+    return isinstance(slot.module, _BatchNorm) and not isinstance(slot.module, nn.SyncBatchNorm)
 
 
 def average_norm_statistics(

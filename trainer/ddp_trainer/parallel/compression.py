@@ -180,7 +180,12 @@ class Compression:
 
 def residues_in(saved: NamedTensors) -> bool:
     """Return whether saved state contains residues that `Compression.load` can use."""
-    return any(path.startswith(f"{_RESIDUE}/") for path in saved)
+    return any(map(is_residue, saved))
+
+
+def is_residue(path: str) -> bool:
+    """Return whether a tensor in saved state is the residue of a single rank."""
+    return path.startswith(f"{_RESIDUE}/")
 
 
 def _hook(state: Compression, bucket: GradBucket) -> Future[Tensor]:

@@ -43,9 +43,8 @@ class ErrorFeedback:
         self._power = power
         self._count_scale = count_scale
         self._samples = 0
-        self._residues: dict[int, Tensor] = {}
-        self._directions: dict[int, Tensor] = {}
-        self._in_progress = False
+        self._before: tuple[dict[int, Tensor], dict[int, Tensor]] | None = None
+        """Residues and matrices before the update that is in progress."""
         self.rate = torch.zeros((), device=device)
         """Estimated count per sample. 0 before the first update."""
 
@@ -72,19 +71,19 @@ class ErrorFeedback:
         self._samples = samples
         self._expected = self.rate * (samples * self._count_scale)
         self._scale = scale(torch.ones_like(self._expected))
-        self._residues = dict(self._power.error_dict)
+        residues = dict(self._power.error_dict)
+        directions = {i: q.clone() for i, q in self._power.q_memory_dict.items()}
+        self._before = residues, directions  # First, because another thread may read them.
         factor = self._expected * self._scale
-        for index, residue in self._residues.items():
+        for index, residue in residues.items():
             self._power.error_dict[index] = residue * factor
-        self._directions = {i: q.clone() for i, q in self._power.q_memory_dict.items()}
-        self._in_progress = True
 
     @property
     def before(self) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
         """Residues and matrices as they were before the update that is in progress, if any."""
-        if not self._in_progress:
-            return dict(self._power.error_dict), dict(self._power.q_memory_dict)
-        return self._residues, self._directions
+        if self._before is not None:
+            return self._before
+        return dict(self._power.error_dict), dict(self._power.q_memory_dict)
 
     def finish(self, count: Tensor, nonfinite: Tensor) -> None:
         """Convert the new residues to gradients of the mean.
@@ -94,24 +93,24 @@ class ErrorFeedback:
             nonfinite: Scalar, 1 if the update is skipped because its gradients were not finite.
                 In this case, or if the count is 0, residues and matrices stay unchanged.
         """
+        residues, directions = self.before
         count = count.detach().squeeze()
         skipped = nonfinite.bool() | (count == 0)
         count = count.clamp_min(_TINY)
         unit = (count * self._scale).reciprocal()
         carried = 1 - self._expected / count
         for index, lost in self._power.error_dict.items():
-            before = self._residues.get(index)
+            before = residues.get(index)
             if before is None:
                 before = torch.zeros_like(lost)
             after = torch.addcmul(before * carried, lost, unit)
             self._power.error_dict[index] = torch.where(skipped, before, after)
         for index, found in self._power.q_memory_dict.items():
-            earlier = self._directions.get(index)
+            earlier = directions.get(index)
             if earlier is None:
                 earlier = _first_directions(found)
             self._power.q_memory_dict[index] = torch.where(skipped, earlier, found)
-        self._residues, self._directions = {}, {}
-        self._in_progress = False
+        self._before = None
         rate = count / (self._samples * self._count_scale)
         rate = torch.where(self.rate > 0, torch.minimum(rate, GROWTH * self.rate), rate)
         self.rate = torch.where(skipped, self.rate, rate)

@@ -88,6 +88,19 @@ def broadcast_json(document: Any, device: torch.device, src: int = 0) -> Any:
     return json.loads(bytes(broadcast(buffer, src).cpu().tolist()))
 
 
+def json_by_rank(document: Any, device: torch.device) -> list[Any]:
+    """Return the JSON document of each rank, in the order of ranks."""
+    if not is_joined():
+        return [document]
+    own = json.dumps(document).encode()
+    sizes = by_rank(len(own), device)
+    begin = sum(sizes[: dist.get_rank()])
+    together = torch.zeros(sum(sizes), dtype=torch.uint8, device=device)
+    together[begin : begin + len(own)] = torch.frombuffer(bytearray(own), dtype=torch.uint8)
+    parts = sum_over_ranks(together).cpu().split(sizes)
+    return [json.loads(bytes(part.tolist())) for part in parts]
+
+
 def on_first_rank(act: Callable[[], Any], device: torch.device) -> Any:
     """Call `act` on rank 0 and return its JSON result on every rank.
 

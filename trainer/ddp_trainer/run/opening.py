@@ -174,8 +174,7 @@ def _open_checkpoints(
         saved = checkpoints.receive(device) if opened["resume"] else None
     folder = request.records if config.checkpoint.memory else None
     restart = choose_restart(folder, ranks, device, saved)
-    if restart.warning is not None:
-        opened["skipped"].append(restart.warning)
+    opened["skipped"].extend(restart.warnings)
     return Resume(checkpoints, opened, restart.saved, restart.record)
 
 

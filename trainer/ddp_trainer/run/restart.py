@@ -1,8 +1,8 @@
-"""Choose between the newest checkpoint and the newest record in the memory of a node.
+"""Choose between the newest checkpoint and the newest record in the memory of the nodes.
 
-The first rank of each node looks for a record on its node. All ranks compare what they have found,
-and take the newest record if it is newer than the checkpoint. Then the rank that has it sends it to
-all others, as rank 0 does with a checkpoint.
+The ranks of each node look for parts of records on their node, and tell all ranks what they have
+found. All choose the same record, if a whole one is at least as new as the checkpoint. Then each
+rank that holds a part sends it to all others, as rank 0 does with a checkpoint.
 """
 
 from dataclasses import dataclass
@@ -11,10 +11,12 @@ from pathlib import Path
 import torch
 
 from ddp_trainer.checkpoint import records
+from ddp_trainer.checkpoint.joined import joined
 from ddp_trainer.checkpoint.load import receive
-from ddp_trainer.checkpoint.records import Age
+from ddp_trainer.checkpoint.record_choice import Held, RecordChoice, choose
+from ddp_trainer.checkpoint.records import Age, Part
 from ddp_trainer.checkpoint.snapshot import Checkpoint
-from ddp_trainer.ranks.collectives import by_rank
+from ddp_trainer.ranks.collectives import json_by_rank
 from ddp_trainer.ranks.environment import Ranks
 
 
@@ -26,42 +28,54 @@ class Restart:
     """The record or the checkpoint. None if the run starts at the beginning."""
     record: str | None = None
     """Origin of the record. None if the attempt starts from the newest checkpoint."""
-    warning: str | None = None
-    """Sentence about records that are not used, because they differ."""
+    warnings: tuple[str, ...] = ()
+    """Sentences about records that are not used, and about lost parts of the one that is used."""
 
 
 def choose_restart(
     folder: Path | None, ranks: Ranks, device: torch.device, saved: Checkpoint | None
 ) -> Restart:
-    """Return the newest record of all nodes, or the checkpoint if no record is newer.
+    """Return the newest whole record of all nodes, or the checkpoint if no record is as new.
 
-    Records of the same update are equal, unless the memory or the processor of a node has changed
-    one. Then none of them is used. Every rank must call this.
+    Every rank must call this.
 
     Args:
         folder: Folder of this node's records. None if the node has none.
         ranks: This process's rank.
         device: The run's device.
         saved: The newest checkpoint, if any.
+
+    Raises:
+        ReportedError: On every rank, if the parts of the record do not belong together.
     """
-    own = records.newest(folder) if folder is not None and ranks.local_rank == 0 else None
-    age = own.age if own else Age()
-    found = zip(by_rank(age.rollbacks, device), by_rank(age.step, device), strict=True)
-    ages = [Age(*each) for each in found]
-    newest = max(ages)
-    if newest <= Age.of(saved.state if saved else None):
-        return Restart(saved)
-    if own is not None and own.age == newest:
-        records.count_start(own)
-    digests = by_rank(own.digest if own else 0, device)
-    holders = [rank for rank, each in enumerate(ages) if each == newest]
-    if len({digests[rank] for rank in holders}) > 1:
-        nodes = ", ".join(map(str, holders))
-        return Restart(
-            saved,
-            warning=f"the nodes of ranks {nodes} kept different states after update {newest.step}"
-            " in memory, so none is used: the memory or the processor of one of them has a fault",
-        )
-    src = holders[0]
-    origin = f"from the state that the node of rank {src} kept in memory"
-    return Restart(receive(own.path if own else None, device, src=src), origin)
+    found = records.find(folder, ranks.local_rank, ranks.local_world_size) if folder else []
+    documents = json_by_rank([part.model_dump() for part in found], device)
+    held = [[Part.model_validate(part) for part in parts] for parts in documents]
+    choice, warnings = choose(held, Age.of(saved.state if saved else None))
+    # All ranks of the node have looked, because they have exchanged what they found.
+    if folder is not None and ranks.local_rank == 0:
+        records.keep_only(folder, choice.record if choice else None)
+        if choice:
+            records.count_start(folder, choice.record)
+    if choice is None:
+        return Restart(saved, warnings=tuple(warnings))
+    state = _received(choice, folder, ranks.rank, device)
+    return Restart(state, _origin(choice), tuple(warnings))
+
+
+def _received(
+    choice: RecordChoice, folder: Path | None, rank: int, device: torch.device
+) -> Checkpoint:
+    """Return the record on every rank."""
+
+    def part(held: Held) -> Checkpoint:
+        own = folder / str(held.part.name) if folder and held.holder == rank else None
+        return receive(own, device, src=held.holder)
+
+    return joined(part(choice.common), [part(held) for held in choice.own])
+
+
+def _origin(choice: RecordChoice) -> str:
+    if choice.common.part.division == "all":
+        return "from the state that all ranks kept in memory"
+    return f"from the state that the node of rank {choice.common.holder} kept in memory"

@@ -7,6 +7,7 @@ on shards, and a run may resume with another strategy or world size. Three parts
 - zero1 divides the optimizer's state by parameter, so rank 0 also receives the tensors that only
     other ranks have.
 - If each rank has its own buffers, all of them are saved, but used only at the same world size.
+  Records in memory (`checkpoint.records`) contain BatchNorm's statistics in the same way.
   Residues of compression are also saved for each rank. Another world size uses their mean.
 - Only the same class of optimizer can use saved moments. Any other class is refused.
 """
@@ -30,6 +31,7 @@ from ddp_trainer.checkpoint.tree import decode, encode
 from ddp_trainer.errors import InputError
 from ddp_trainer.learner import Learner
 from ddp_trainer.names import NamedTensors
+from ddp_trainer.numerics.batch_norm import statistics_in
 from ddp_trainer.parallel.compression import residues_in
 from ddp_trainer.parallel.dtensor import whole
 from ddp_trainer.ranks.collectives import broadcast_json, is_joined
@@ -67,13 +69,18 @@ def gather(learner: Learner, task: Task) -> Snapshot | None:
     return gathered if learner.rank == 0 else None
 
 
-def own_state(learner: Learner, task: Task) -> Snapshot:
+def own_state(learner: Learner, task: Task, tensors: Tensors | None = None) -> Snapshot:
     """Return the state of learner and task on this rank, without copying tensors.
+
+    Args:
+        learner: Learner of the task.
+        task: Task, whose own state is returned too.
+        tensors: Parameters and buffers of the model by name, if the model cannot be asked now.
 
     Raises:
         InputError: If the task's state contains a value that is neither a tensor nor JSON.
     """
-    own = take(learner.model, learner.optimizer)
+    own = take(learner.model, learner.optimizer, tensors)
     own.average = learner.ema.state() if learner.ema else {}
     own.compression = learner.compression.state(learner.rank) if learner.compression else {}
     own.buffers = learner.buffers.own(learner.rank) if learner.buffers else {}
@@ -118,7 +125,8 @@ def _dropped_buffers(learner: Learner, saved: Checkpoint) -> str | None:
     buffers = learner.buffers
     kept = buffers if buffers is not None and buffers.policy == "per_rank" else None
     before, world_size = saved.state.world_size, _world_size()
-    if not saved.snapshot.buffers:
+    statistics = {slot.name for slot in statistics_in(learner.model)}
+    if all(name.partition("/")[2] in statistics for name in saved.snapshot.buffers):
         # One rank saves its buffers with the model, and not once more for the rank.
         if before > 1 or kept is None or not kept.names:
             return None
@@ -132,7 +140,7 @@ def _dropped_buffers(learner: Learner, saved: Checkpoint) -> str | None:
     why = f"now there are {world_size} ranks" if counted else "now they share them"
     return (
         f"the checkpoint has the buffers of each of {before} ranks (parallel.buffers was per_rank),"
-        f" but {why}: all ranks start with those of rank 0"
+        f" but {why}: all ranks start with those of one rank"
     )
 
 
@@ -179,10 +187,11 @@ def restore(learner: Learner, task: Task, saved: Checkpoint) -> None:
     if state.scaler and learner.scaler.is_enabled():
         learner.scaler.load_state_dict(state.scaler)
     world_size = _world_size()
+    kept = _own_buffers(learner, own.buffers) if state.world_size == world_size else {}
+    _put_statistics(learner, kept)
     if learner.buffers:
-        same = state.world_size == world_size and learner.buffers.policy == "per_rank"
-        kept = own.buffers if same else {}
-        learner.buffers.load(state.live_buffers, kept, learner.rank)
+        per_rank = learner.buffers.policy == "per_rank"
+        learner.buffers.load(state.live_buffers, kept if per_rank else {}, learner.rank)
     if learner.compression:
         learner.compression.load(
             own.compression,
@@ -192,6 +201,20 @@ def restore(learner: Learner, task: Task, saved: Checkpoint) -> None:
         )
         if state.compression_on:
             learner.compression.switched_on = True
+
+
+def _own_buffers(learner: Learner, saved: NamedTensors) -> Tensors:
+    """Return the saved buffers of this rank by `<rank>/<name>`."""
+    return {n: tensor for n, tensor in saved.items() if n.startswith(f"{learner.rank}/")}
+
+
+@torch.no_grad()
+def _put_statistics(learner: Learner, own: Tensors) -> None:
+    """Load this rank's running statistics of BatchNorm, which only records have."""
+    for slot in statistics_in(learner.model):
+        saved = own.get(f"{learner.rank}/{slot.name}")
+        if saved is not None:
+            slot.tensor.copy_(saved)
 
 
 def _world_size() -> int:

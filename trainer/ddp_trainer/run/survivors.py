@@ -1,32 +1,40 @@
 """Write the state of a run to memory when this rank must end, so that no finished update is lost.
 
 A rank ends early when it loses a peer, when its own code fails, or when the agent asks it to leave
-for another attempt. If its state is whole then (`checkpoint.gate`), it writes a record
+for another attempt. If its state is whole then (`checkpoint.gate`), it writes parts of a record
 (`checkpoint.records`):
 
 - In the main thread, after an error.
 - In another thread, after SIGTERM with the agent's request, because the main thread may wait in a
   collective for ever. Then the process ends.
+- In another thread, while a run that stops on request saves its checkpoint.
 
 A rank inside an update, or before the first update of its attempt, writes nothing. Nor does a rank
-that holds only a part of the state, see `holds_everything`. On a GPU the state may still change
-while the host waits, so ranks with a GPU write nothing.
+of local SGD between two averages, or one whose newest gradients were not finite. On a GPU the state
+may still change while the host waits, so ranks with a GPU write nothing.
 """
 
 import os
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 
-from ddp_trainer.checkpoint import records
-from ddp_trainer.checkpoint.format import CheckpointName
+from ddp_trainer.checkpoint.record_writer import NoRoomError, write
+from ddp_trainer.checkpoint.records import Part
 from ddp_trainer.checkpoint.snapshot import Checkpoint
 from ddp_trainer.errors import ReportedError
+from ddp_trainer.learner import Learner
 from ddp_trainer.numerics.bit_hash import bit_hash
+from ddp_trainer.run.dividing import Divided, divide
 from ddp_trainer.run.keeping import Keeper
 from ddp_trainer.run.replicas import compared
 from ddp_trainer.run.run import Run
 from ddp_trainer.run.saving import state_of
+from ddp_trainer.run.settling import settle
 from ddp_wire.contract import ExitCode
 from ddp_wire.records import must_leave
 
@@ -34,14 +42,21 @@ GATE_SECONDS = 30.0
 """Maximum seconds for which a rank that must leave waits for the end of its update."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """A part of a record that this rank may write."""
+
+    part: Part
+    checkpoint: Checkpoint
+
+
 class Survivor:
-    """Writer of this rank's record. It writes at most one."""
+    """Writer of this rank's parts of a record. It writes one record at most."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        able = run.records is not None and holds_everything(run)
-        self._folder = run.records if able else None
-        self._keeper = Keeper(run.learner, run.task) if able else None
+        self._folder = run.records if run.learner.device.type == "cpu" else None
+        self._keeper = Keeper(run.learner, run.task) if self._folder is not None else None
         self._lock = threading.Lock()
         self._written = False
 
@@ -56,6 +71,24 @@ class Survivor:
         if not lasting and self._run.learner.gate.left_open_by(error):
             self._write()
 
+    @contextmanager
+    def keeping(self) -> Iterator[None]:
+        """Write a record while the run saves its checkpoint. Every rank must call this.
+
+        The record is the same state as the checkpoint, so the next attempt need not read the
+        volume, and does not depend on it.
+        """
+        if self._folder is None:
+            yield
+            return
+        settle(self._run)
+        thread = threading.Thread(target=self._write, name="survivor", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            thread.join()
+
     def leave_if_asked(self) -> None:
         """Write a record and end the process, if the agent asked for it. Return at once."""
         if self._folder is not None and must_leave(self._folder, self._run.attempt):
@@ -68,51 +101,82 @@ class Survivor:
                 os._exit(ExitCode.PREEMPTED)
 
     def _write(self) -> None:
-        """Write a record. Print a sentence about it, because nobody else reports now."""
+        """Write the parts of a record. Print a sentence about it, because nobody else reports."""
         run, folder, keeper = self._run, self._folder, self._keeper
         with self._lock:
             if self._written or folder is None or keeper is None or run.before_first_update:
                 return
-            if not holds_everything(run):
+            if not _is_usable(run.learner):
                 return
             self._written = True
-            start, step = time.monotonic(), run.position.step
             try:
-                checkpoint = Checkpoint(state_of(run), keeper.snapshot(step))
-                name = CheckpointName(step, run.attempt)
-                if not records.write(folder, name, checkpoint, digest=self._digest()):
-                    return
-            except (OSError, ReportedError, records.NoRoomError) as error:
+                _write_parts(run, folder, keeper)
+            except (OSError, ReportedError, NoRoomError) as error:
+                step = run.position.step
                 _say(run, f"the state after update {step} was not kept in memory: {error}")
-                return
-            took = time.monotonic() - start
-            size = checkpoint.snapshot.nbytes() / 2**20
-            _say(
-                run, f"kept the state after update {step} in memory ({size:,.1f} MiB, {took:.2f} s)"
-            )
-
-    def _digest(self) -> int:
-        """Return the hash of the state that is equal on all ranks, or 0 if they do not compare."""
-        if not self._run.replicas.enabled:
-            return 0
-        learner = self._run.learner
-        return int(bit_hash(compared(learner).values(), learner.device).item())
 
 
-def holds_everything(run: Run) -> bool:
-    """Return whether this rank alone holds the whole state of the run now.
-
-    It does not with zero1 and fsdp2, between two averages of local SGD, and if each rank has its
-    own residues of powersgd or its own buffers.
-    """
-    learner = run.learner
-    if run.ranks.world_size == 1:
-        return learner.device.type == "cpu"
+def _is_usable(learner: Learner) -> bool:
+    """Return whether the state is that of the run, and has no weights that are not finite."""
     apart = learner.local_sgd is not None and learner.local_sgd.apart
-    residues = learner.compression is not None and learner.compression.has_feedback
-    own_buffers = learner.buffers is not None and learner.buffers.policy == "per_rank"
-    own = apart or residues or own_buffers
-    return learner.strategy.config.strategy == "ddp" and not own and learner.device.type == "cpu"
+    broken = not learner.guard.protects and bool(learner.totals.read()[2].item())
+    return not (apart or broken)
+
+
+def _write_parts(run: Run, folder: Path, keeper: Keeper) -> None:
+    """Write this rank's own part, and the common part unless another rank of the node does."""
+    start = time.monotonic()
+    parts = _parts(run, keeper)
+    written = [each for each in parts if write(folder, each.part, each.checkpoint)]
+    if written:
+        took = time.monotonic() - start
+        size = sum(each.checkpoint.snapshot.nbytes() for each in written) / 2**20
+        part = "" if len(written) == len(parts) else "its part of "
+        _say(
+            run,
+            f"kept {part}the state after update {run.position.step} in memory"
+            f" ({size:,.1f} MiB, {took:.2f} s)",
+        )
+
+
+def _parts(run: Run, keeper: Keeper) -> list[_Prepared]:
+    """Return the parts that this rank may write, its own one first."""
+    learner, state = run.learner, state_of(run)
+    divided = divide(
+        keeper.snapshot(run.position.step), splits_optimizer=learner.strategy.splits_optimizer
+    )
+    common = _describe(run, divided)
+    found = [_Prepared(common, Checkpoint(state, divided.common))]
+    if divided.division != "whole":
+        own = common.model_copy(update={"rank": run.ranks.rank})
+        found.insert(0, _Prepared(own, Checkpoint(state, divided.own)))
+    return found
+
+
+def _describe(run: Run, divided: Divided) -> Part:
+    """Return the description of the common part."""
+    buffers = run.learner.buffers
+    per_rank = buffers is not None and buffers.policy == "per_rank" and bool(buffers.names)
+    return Part(
+        step=run.position.step,
+        attempt=run.attempt,
+        rank=None,
+        writer=run.ranks.rank,
+        world_size=run.ranks.world_size,
+        rollbacks=run.nonfinite.counts().rollbacks,
+        division=divided.division,
+        digest=_digest(run),
+        residues=bool(len(divided.own.compression)),
+        buffers=per_rank,
+    )
+
+
+def _digest(run: Run) -> int:
+    """Return the hash of the state that is equal on all ranks, or 0 if they do not compare."""
+    if not run.replicas.enabled:
+        return 0
+    learner = run.learner
+    return int(bit_hash(compared(learner).values(), learner.device).item())
 
 
 def _say(run: Run, sentence: str) -> None:
