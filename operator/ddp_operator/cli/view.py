@@ -17,10 +17,10 @@ from ddp_operator.api.status import ConditionType, DDPJobStatus
 from ddp_operator.reconcile.plan import Event, EventType
 from ddp_wire.durations import duration_text
 
-_BAR_COLUMNS = 8
-"""Width of the progress bar on a terminal of 80 columns."""
+_LEAST_BAR = 5
+"""Minimum width of the progress bar, which fills the rest of the line."""
 _WIDE = 120
-"""Minimum columns of a terminal for a wider bar, the throughput and the elapsed time."""
+"""Minimum columns of a terminal for the throughput."""
 _INDENT = 2
 """Number of spaces before each fact in the summary of a run."""
 _SMALLEST_SHARE = 0.001
@@ -36,14 +36,13 @@ class View:
         self._live: Progress | None = None
         self._task: TaskID | None = None
         if console.is_terminal:
-            wide = console.width >= _WIDE
-            elapsed = [TimeElapsedColumn(table_column=Column(no_wrap=True))] if wide else []
             self._live = Progress(
-                TextColumn("{task.description}", table_column=Column(no_wrap=True, min_width=8)),
-                BarColumn(bar_width=3 * _BAR_COLUMNS if wide else _BAR_COLUMNS),
+                TextColumn("{task.description}", table_column=Column(no_wrap=True)),
+                BarColumn(None, table_column=Column(ratio=1, min_width=_LEAST_BAR)),
+                TimeElapsedColumn(table_column=Column(no_wrap=True)),
                 TextColumn("{task.fields[line]}", table_column=Column(no_wrap=True)),
-                *elapsed,
                 console=console,
+                expand=True,
             )
             self._task = self._live.add_task(name, total=None, line="")
             self._live.start()

@@ -131,6 +131,17 @@ def test_terminal_shows_one_live_line() -> None:
     assert "Running  step 6/12 (50%)" in out.getvalue()
 
 
+@pytest.mark.parametrize("width", [80, 140])
+def test_bar_fills_the_rest_of_the_terminal(width: int) -> None:
+    out = io.StringIO()
+    view = View("digits", Console(file=out, force_terminal=True, width=width, color_system=None))
+    view.status(status("Starting", ready="1/2"))
+    view.close()
+    line = out.getvalue().rpartition("\x1b[2K")[2].splitlines()[0]
+    rest = " 0:00:00 Starting  1/2 nodes ready"
+    assert line == "digits ".ljust(width - len(rest), "━") + rest
+
+
 def test_printed_facts_wrap_after_a_word_and_never_inside_a_path() -> None:
     out = io.StringIO()
     console = Console(file=out, width=40, force_terminal=True, color_system=None)
@@ -151,7 +162,7 @@ def test_live_line_shows_the_remaining_time_and_fits_80_columns() -> None:
     found = status(progress=progress)
     line = live_line(found, wide=False)
     assert line == "Running  step 170/2400 (7%)  loss 0.001658  3 min 24 s left"
-    assert len(f"digits   {'━' * 8} {line}") <= 80
+    assert len(f"digits {'━' * 5} 0:01:12 {line}") <= 80
     assert "  2801 samples/s  3 min 24 s left" in live_line(found, wide=True)
     assert "left" not in status_line(found)
     ended = status("Completed", progress=progress, completion_time=NOW)
