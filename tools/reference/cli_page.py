@@ -31,13 +31,24 @@ def _ddpjob() -> Iterator[str]:
     context = click.Context(ddpjob, info_name="ddpjob")
     yield "## ddpjob"
     yield ddpjob.help or ""
-    for name, command in sorted(ddpjob.commands.items()):
-        inner = click.Context(command, info_name=name, parent=context)
-        yield f"### ddpjob {name}"
-        yield code(" ".join([inner.command_path, *command.collect_usage_pieces(inner)]))
-        yield inspect.cleandoc(command.help or "")
-        options = [one for one in command.params if isinstance(one, click.Option)]
-        yield table(_HEAD, [_click_row(one, inner) for one in options])
+    for name in ddpjob.list_commands(context):
+        yield from _click_command(name, ddpjob.get_command(context, name), context)
+
+
+def _click_command(
+    name: str, command: click.Command | None, parent: click.Context
+) -> Iterator[str]:
+    assert command is not None
+    context = click.Context(command, info_name=name, parent=parent)
+    yield f"### {context.command_path}"
+    yield code(" ".join([context.command_path, *command.collect_usage_pieces(context)]))
+    yield inspect.cleandoc(command.help or "")
+    options = [one for one in command.params if isinstance(one, click.Option)]
+    if options:
+        yield table(_HEAD, [_click_row(one, context) for one in options])
+    if isinstance(command, click.Group):
+        for inner in command.list_commands(context):
+            yield from _click_command(inner, command.get_command(context, inner), context)
 
 
 def _click_row(option: click.Option, context: click.Context) -> tuple[str, str]:

@@ -2,6 +2,7 @@
 
 from types import ModuleType
 
+from ddp_operator.cli.exit_codes import CommandCode
 from ddp_operator.reconcile import terminations
 from ddp_trainer import stop
 from ddp_wire.exit_codes import ExitCode
@@ -25,10 +26,10 @@ _PROGRAMS = """\
 | ranks of the bundled loop, `ddp-trainer` | those of the first table, and 130. [Commands](cli.md) that compare something end with 1 if it differs |
 | ranks of a `command` | any: the program's own. The codes of the first table have their meaning here, too |
 | agent, the entrypoint of a worker container | the code of the rank that failed first, 85 after a stop on request, 2 for a command that cannot start, 1 for an invalid variable |
-| `ddpjob run` | 0 when the job completes, 1 when it fails, 2 for invalid input, 130 after Ctrl-C |
-| `ddpjob report` | 0, and 2 without such a job or directory |
+| `ddpjob` | those of [the table below](#codes-of-ddpjob) |
 | `ddp-operator` | 0 after SIGTERM, 1 for an invalid setting, after the loss of its Lease and after an error |
 | `torchrun` without the agent | 1, for any exit code of the ranks |"""  # noqa: E501
+_DDPJOB = "## Codes of ddpjob"
 _HEAD = ("exit code", "name", "meaning")
 
 
@@ -48,7 +49,13 @@ def build_exit_codes_page() -> str:
         _FURTHER,
         table(("exit code", "meaning"), further),
         _PROGRAMS,
+        _DDPJOB,
+        table(_HEAD, [_command_code(one) for one in CommandCode]),
     )
+
+
+def _command_code(one: CommandCode) -> tuple[str, str, str]:
+    return str(one.value), code(one.name), attribute_docs(CommandCode)[one.name]
 
 
 def _constant(module: ModuleType, name: str) -> tuple[str, str]:

@@ -16,7 +16,6 @@ from ddp_operator.api.job import DDPJob, parse_job
 from ddp_operator.api.status import ConditionType, DDPJobStatus
 from ddp_operator.builders import names
 from ddp_operator.builders.pod import build_pod
-from ddp_operator.cli.earlier_run import DEFAULTS, finished_before, first_state, stopped
 from ddp_operator.cli.endings import (
     finished_sentence,
     interrupt_sentence,
@@ -25,8 +24,9 @@ from ddp_operator.cli.endings import (
 )
 from ddp_operator.cli.local_checks import check_program, without_cluster_fields
 from ddp_operator.cli.rank_output import RankOutput
-from ddp_operator.cli.run_folder import load_job, locked, save_job
 from ddp_operator.cli.view import View, goodput_line, print_facts, summary_lines
+from ddp_operator.client.earlier_run import DEFAULTS, finished_before, first_state, stopped
+from ddp_operator.client.run_folder import load_job, locked, save_job
 from ddp_operator.cluster.base import Key, Manifest
 from ddp_operator.cluster.local.cluster import LocalCluster, check_runs_locally
 from ddp_operator.cluster.local.share import too_few, visible_gpus

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from ddp_operator.api.job import InvalidJobError
 from ddp_operator.cli.report_data import NoRunError, read_cluster, read_directory
-from ddp_operator.cluster.base import ClusterError, NoClusterError
+from ddp_operator.cluster.errors import NoClusterError
 from ddp_operator.report.page import Report, build_page
 
 
@@ -31,7 +31,9 @@ def write_report(
         run_directory: The run's directory of a job, if the volume is mounted here.
 
     Raises:
-        ReportError: The job or the directory cannot be read, or the page cannot be written.
+        ReportError: The directory cannot be read, or the page cannot be written.
+        NoSuchJobError: There is no such job.
+        ClusterError: The job cannot be read.
     """
     try:
         if Path(target).is_dir() or os.sep in target:
@@ -40,7 +42,7 @@ def write_report(
             report = read_cluster(target, namespace, context, run_directory)
     except NoClusterError as error:
         raise ReportError(f"there is no folder {target} here, and {error}") from error
-    except (NoRunError, ClusterError, InvalidJobError) as error:
+    except (NoRunError, InvalidJobError) as error:
         raise ReportError(str(error)) from error
     except OSError as error:
         raise ReportError(f"{error.filename}: cannot be read: {error.strerror}") from error

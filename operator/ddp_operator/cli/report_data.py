@@ -1,13 +1,13 @@
 """Read the data of a report: from a run's directory, a local run, or a cluster."""
 
-import asyncio
 import os
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from ddp_operator.cli.earlier_run import KILLED, stopped
-from ddp_operator.cli.run_folder import JOB_FILE, is_running, load_job
+from ddp_operator.client.cluster_jobs import ClusterJobs
+from ddp_operator.client.earlier_run import KILLED, stopped
+from ddp_operator.client.run_folder import JOB_FILE, is_running, load_job
 from ddp_operator.report.history import History, read_history
 from ddp_operator.report.job import JobFacts, job_facts
 from ddp_operator.report.page import Report
@@ -74,30 +74,34 @@ def read_cluster(
         InvalidJobError: The job is of another version.
         NoRunError: The run's directory does not exist.
     """
-    # Imported here, because the report of a directory needs no client of the API server.
-    from ddp_operator.cluster.kube.reader import read_job  # noqa: PLC0415
-
-    found = asyncio.run(read_job(name, namespace, context))
-    job = job_facts(found.job)
-    missing = []
+    jobs = ClusterJobs(namespace, context)
+    manifest = jobs.read(name)
+    job = job_facts(manifest)
+    missing: list[str] = []
     if run_directory is not None:
         if not run_directory.is_dir():
             raise NoRunError(f"{run_directory}: no such directory")
         history, source = read_run(run_directory), f"the job's status and {run_directory}"
-    elif found.log is not None:
-        history = read_history(found.log.splitlines())
-        source = f"the job's status and the log of the pod {found.pod}"
-        if history.attempts and job.status.attempt > 1 and 1 not in history.newest:
-            missing.append(
-                f"Events before attempt {history.attempts[0].number}: the log of the pod"
-                f" {found.pod} starts there. --run-dir reads all events from the volume."
-            )
     else:
-        history, source = History(), "the job's status"
-        missing.append(
-            f"Events, and so the charts: {found.problem}. --run-dir reads them from the volume."
-        )
+        history, source = _history_of_log(jobs, job, missing)
     return Report(name, source, job, history, missing, time.time())
+
+
+def _history_of_log(jobs: ClusterJobs, job: JobFacts, missing: list[str]) -> tuple[History, str]:
+    """Return the events in the log of node 0, and the source of the report."""
+    pod = job.first_pod
+    history = read_history(jobs.history(job.name))
+    if notes := jobs.notes():
+        missing.append(
+            f"Events, and so the charts: {notes[0]}. --run-dir reads them from the volume."
+        )
+        return history, "the job's status"
+    if history.attempts and job.status.attempt > 1 and 1 not in history.newest:
+        missing.append(
+            f"Events before attempt {history.attempts[0].number}: the log of the pod {pod} starts"
+            " there. --run-dir reads all events from the volume."
+        )
+    return history, f"the job's status and the log of the pod {pod}"
 
 
 def read_run(directory: Path) -> History:

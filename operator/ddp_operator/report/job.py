@@ -20,6 +20,8 @@ class JobFacts:
     nodes: int
     ranks_per_node: int
     status: DDPJobStatus
+    first_pod: str
+    """Name of the pod of node 0."""
     goodput: Mapping[str, float]
     """Seconds by goodput bucket, from the job's status. Empty if the status has no ledger."""
     goodput_percent: str
@@ -65,6 +67,7 @@ def job_facts(manifest: Mapping[str, Any]) -> JobFacts:
         nodes=job.nodes,
         ranks_per_node=job.spec.ranks_per_node,
         status=job.status,
+        first_pod=job.status.first_pod or f"{job.metadata.name}-0",
         goodput=_goodput(goodput),
         goodput_percent=percent if isinstance(percent, str) else "",
     )

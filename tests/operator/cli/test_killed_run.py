@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from ddp_operator.cli.earlier_run import KILLED
 from ddp_operator.cli.report_data import read_directory
+from ddp_operator.client.earlier_run import KILLED
 from ddp_wire.contract import Env
 from tests.agent.support import wait_until
 from tests.operator.cli.test_local_goodput import job

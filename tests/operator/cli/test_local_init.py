@@ -10,7 +10,7 @@ from rich.console import Console
 
 from ddp_operator.api.job import InvalidJobError
 from ddp_operator.cli.local_run import run_locally
-from ddp_operator.cli.run_folder import load_job
+from ddp_operator.client.run_folder import load_job
 from tests.operator.support import job_manifest
 
 SAMPLE = Path(__file__).parents[3] / "manifests" / "samples" / "init-steps.yaml"

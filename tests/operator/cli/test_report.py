@@ -18,7 +18,7 @@ from click.testing import CliRunner, Result
 from ddp_operator.cli import report_data
 from ddp_operator.cli.main import main
 from ddp_operator.cli.report_data import read_directory
-from ddp_operator.cli.run_folder import JOB_FILE
+from ddp_operator.client.run_folder import JOB_FILE
 from ddp_operator.report.figures import build_figures
 from ddp_operator.report.timeline import build_timeline
 from ddp_wire.contract import HISTORY_FILE
@@ -232,16 +232,21 @@ async def test_missing_job_ends_with_exit_code_2_and_one_sentence(
     assert err == "ddpjob: there is no DDPJob 'digits' in the namespace 'team-a'\n"
 
 
-async def test_refused_job_ends_with_the_servers_own_sentence(api: FakeApi, tmp_path: Path) -> None:
+async def test_refused_job_ends_with_exit_code_3_and_the_servers_own_sentence(
+    api: FakeApi, tmp_path: Path
+) -> None:
     api.fault = lambda _: refusal(403, "user eve cannot get ddpjobs")
     code, _, err = await report_from(api, tmp_path, "digits")
-    assert (code, err) == (2, "ddpjob: user eve cannot get ddpjobs\n")
+    assert code == 3
+    assert err.startswith("ddpjob: user eve cannot get ddpjobs; the chart's roles")
 
 
-async def test_unknown_context_ends_with_exit_code_2(api: FakeApi, tmp_path: Path) -> None:
+async def test_unknown_context_ends_with_exit_code_3_and_the_known_ones(
+    api: FakeApi, tmp_path: Path
+) -> None:
     code, _, err = await report_from(api, tmp_path, "digits", "--context", "other")
-    assert code == 2
-    assert "and no cluster is configured: " in err
+    assert code == 3
+    assert err == "ddpjob: the kubeconfig has no context 'other'; it has: fake\n"
     assert len(err.splitlines()) == 1
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from ddp_operator.builders.pod import build_pod
-from ddp_operator.cli.manifest import read_job_file
+from ddp_operator.client.manifest import read_job_file
 from ddp_operator.cluster.base import ClusterError
 from ddp_operator.cluster.local.cluster import check_runs_locally
 from ddp_operator.cluster.local.volumes import check_volumes, with_local_paths, write_volumes

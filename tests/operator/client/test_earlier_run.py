@@ -15,7 +15,8 @@ from ddp_operator.api.status import (
     DDPJobStatus,
     ProgressStatus,
 )
-from ddp_operator.cli.earlier_run import (
+from ddp_operator.cli.endings import interrupt_sentence, stop_sentence
+from ddp_operator.client.earlier_run import (
     KILLED,
     EarlierRun,
     finished_before,
@@ -23,7 +24,6 @@ from ddp_operator.cli.earlier_run import (
     run_directory,
     stopped,
 )
-from ddp_operator.cli.endings import interrupt_sentence, stop_sentence
 from ddp_operator.cluster.base import Manifest
 from ddp_operator.reconcile.decide import decide
 from ddp_operator.reconcile.world import World

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from ddp_operator.api.job import InvalidJobError
-from ddp_operator.cli.manifest import read_job_file
+from ddp_operator.client.manifest import read_job_file
 
 JOB = """
 apiVersion: ddp-trainer.dev/v1alpha1

@@ -9,14 +9,14 @@ import pytest
 from click.testing import CliRunner
 
 from ddp_operator.cli.main import main
-from ddp_operator.cli.run_folder import JOB_FILE, locked
+from ddp_operator.client.run_folder import JOB_FILE, locked
 from ddp_operator.cluster.base import ClusterError
 from tests.operator.cli.test_main import JOB, write
 
 HOLD = """
 import sys
 from pathlib import Path
-from ddp_operator.cli.run_folder import locked
+from ddp_operator.client.run_folder import locked
 with locked(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()

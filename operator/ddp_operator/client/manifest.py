@@ -10,9 +10,10 @@ import yaml
 
 from ddp_operator.api.base import KIND
 from ddp_operator.api.job import InvalidJobError, parse_job
-from ddp_operator.cli.bounded_yaml import FILE_BYTES, documents
-from ddp_operator.cluster.base import Manifest
+from ddp_operator.builders.loop_config import config_error
+from ddp_operator.client.bounded_yaml import FILE_BYTES, documents
 
+Manifest = dict[str, Any]
 STANDARD_INPUT = "-"
 """File name that stands for standard input, as with kubectl."""
 _KIND_CHARACTERS = 80
@@ -48,6 +49,31 @@ class JobFile:
         except InvalidJobError as error:
             raise InvalidJobError(f"{self.name}: {error}") from error
         return manifest
+
+    def checked(self, settings: Sequence[str] = ()) -> Manifest:
+        """Return the DDPJob of the file after all checks that need no cluster.
+
+        These are the rules of the CRD and, for the default image, the settings of the bundled loop.
+
+        Raises:
+            InvalidJobError: The file holds no valid DDPJob, or a setting is invalid.
+        """
+        manifest = self.manifest(settings)
+        job = parse_job(manifest)
+        # Another image may contain another version of the loop.
+        sentence = config_error(job) if job.spec.image is None else None
+        if sentence is not None:
+            raise InvalidJobError(f"{self.name}: {sentence}")
+        return manifest
+
+    def config_map_objects(self) -> list[Manifest]:
+        """Return the ConfigMaps of the file as objects.
+
+        Raises:
+            InvalidJobError: A ConfigMap has no name, or its data is not an object.
+        """
+        self.config_maps()
+        return [one for one in self.objects if _kind(one) == "ConfigMap"]
 
     def config_maps(self) -> dict[str, dict[str, str]]:
         """Return the ConfigMaps of the file: text by file name, by ConfigMap name.

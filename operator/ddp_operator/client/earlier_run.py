@@ -5,18 +5,18 @@ continue, and one goodput ledger covers all runs.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from ddp_operator.api.init import InitStatus
-from ddp_operator.api.job import DDPJob, InvalidJobError, parse_job
+from ddp_operator.api.job import DDPJob, parse_job
 from ddp_operator.api.pod_policy import PodTemplatePolicy
 from ddp_operator.api.status import Condition, ConditionStatus, ConditionType, DDPJobStatus
 from ddp_operator.builders import names
 from ddp_operator.builders.defaults import Defaults
 from ddp_operator.builders.env import checkpoint_path
+from ddp_operator.client.run_folder import EarlierRun
 from ddp_operator.cluster.base import Manifest
 from ddp_operator.reconcile.decide import decide
 from ddp_operator.reconcile.lifecycle import is_finished
@@ -31,24 +31,6 @@ DEFAULTS = Defaults(
 isolation."""
 KILLED = "the process of `ddpjob run` was killed"
 """Reason that ends a run whose process was killed before it could record a reason."""
-
-
-@dataclass(frozen=True)
-class EarlierRun:
-    """The last run of a job in its folder."""
-
-    manifest: Manifest
-    """The DDPJob object of the run, with its status."""
-    written: datetime
-    """Time at which the run last wrote the object."""
-
-    @property
-    def job(self) -> DDPJob | None:
-        """Return the job of the run, or None if this version cannot read it."""
-        try:
-            return parse_job(self.manifest)
-        except (InvalidJobError, AttributeError):
-            return None
 
 
 def first_state(manifest: Manifest, earlier: EarlierRun | None, home: Path) -> Manifest:

@@ -6,13 +6,16 @@ import json
 import os
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
-from ddp_operator.cli.earlier_run import EarlierRun
-from ddp_operator.cluster.base import ClusterError, Manifest
+from ddp_operator.api.job import DDPJob, InvalidJobError, parse_job
+from ddp_operator.cluster.errors import ClusterError
 from ddp_wire.files import open_to_read, read_file
 
+Manifest = dict[str, Any]
 JOB_FILE = "job.json"
 """Name of the file with the DDPJob object and its status."""
 LOCK_FILE = "job.json.lock"
@@ -20,6 +23,24 @@ LOCK_FILE = "job.json.lock"
 JOB_BYTES = 1 << 24
 """Maximum size of the file with the job, in bytes."""
 _NUMBER_BYTES = 32
+
+
+@dataclass(frozen=True)
+class EarlierRun:
+    """The last run of a job in its folder."""
+
+    manifest: Manifest
+    """The DDPJob object of the run, with its status."""
+    written: datetime
+    """Time at which the run last wrote the object."""
+
+    @property
+    def job(self) -> DDPJob | None:
+        """Return the job of the run, or None if this version cannot read it."""
+        try:
+            return parse_job(self.manifest)
+        except (InvalidJobError, AttributeError):
+            return None
 
 
 def save_job(home: Path, job: Manifest) -> None:

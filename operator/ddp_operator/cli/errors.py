@@ -1,0 +1,42 @@
+"""Turn the errors of a verb into one sentence and an exit code."""
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import click
+
+from ddp_operator.api.job import InvalidJobError
+from ddp_operator.cli.exit_codes import CommandCode
+from ddp_operator.client.errors import (
+    ClusterError,
+    RequestError,
+    WaitTimeoutError,
+)
+
+
+def refuse(sentence: str, code: int = CommandCode.BAD_INPUT) -> NoReturn:
+    """Print an error message, and exit."""
+    click.echo(f"ddpjob: {sentence}", err=True)
+    sys.exit(code)
+
+
+def one_sentence(verb: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a verb whose errors of the user and of the cluster end with one sentence."""
+
+    @functools.wraps(verb)
+    def call(*args: Any, **kwargs: Any) -> Any:
+
+        try:
+            return verb(*args, **kwargs)
+        except (InvalidJobError, RequestError) as error:
+            refuse(str(error))
+        except WaitTimeoutError as error:
+            refuse(str(error), CommandCode.TIMEOUT)
+        except ClusterError as error:
+            refuse(str(error), CommandCode.NO_CLUSTER)
+        except KeyboardInterrupt:
+            sys.exit(CommandCode.INTERRUPTED)
+
+    return call

@@ -1,0 +1,57 @@
+"""Options that several verbs share."""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ddp_operator.client.client import Client, connect
+
+RUNS = Path("ddp-runs")
+"""Folder of local runs, unless `--dir` names another one."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the jobs of a command are."""
+
+    namespace: str | None
+    context: str | None
+    local: bool
+    home: Path | None
+
+    def client(self) -> Client:
+        """Return the client of a cluster, or of this machine.
+
+        Without options, jobs are on the cluster of the kubeconfig.
+
+        Raises:
+            RequestError: Options for a cluster and for this machine are mixed.
+            NoClusterError: No cluster is configured.
+        """
+        return connect(self.namespace, self.context)
+
+
+def place_options(verb: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that select a cluster or this machine. The verb gets them as `place`."""
+
+    @click.option("-n", "--namespace", help="Namespace. Default: that of the context.")
+    @click.option("--context", help="Context of the kubeconfig. Default: the current one.")
+    @functools.wraps(verb)
+    def call(*args: Any, namespace: str | None, context: str | None, **kwargs: Any) -> Any:
+        return verb(*args, place=Place(namespace, context, False, None), **kwargs)
+
+    return call
+
+
+def output_option(*more: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return the option `-o` with the formats json, yaml, name and further ones."""
+    return click.option(
+        "-o",
+        "--output",
+        type=click.Choice(["json", "yaml", "name", *more]),
+        help="Format for programs. Default: text for people.",
+    )

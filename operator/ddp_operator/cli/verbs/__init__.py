@@ -1,0 +1,1 @@
+"""The verbs of `ddpjob`, one click command per module."""

@@ -1,0 +1,63 @@
+"""`ddpjob logs`."""
+
+import json
+
+import click
+
+from ddp_operator.cli.durations import parse_duration
+from ddp_operator.cli.errors import one_sentence
+from ddp_operator.cli.log_view import LogView
+from ddp_operator.cli.options import Place, place_options
+from ddp_operator.cli.output import print_notes
+
+
+@click.command("logs")
+@click.argument("name", metavar="JOB")
+@click.option("-f", "--follow", is_flag=True, help="Go on until the job is over.")
+@click.option(
+    "--rank",
+    "ranks",
+    type=click.IntRange(0),
+    multiple=True,
+    help="Only this rank. Can be repeated.",
+)
+@click.option("--attempt", type=click.IntRange(1), help="Only this attempt.")
+@click.option(
+    "--since", metavar="DURATION", help="Only lines of the last time, for example 90s, 10m, 2h."
+)
+@click.option("-t", "--timestamps", is_flag=True, help="Show the time of each line.")
+@click.option(
+    "-o", "--output", type=click.Choice(["json"]), help="Format for programs: one object a line."
+)
+@place_options
+@one_sentence
+def command(
+    *,
+    name: str,
+    follow: bool,
+    ranks: tuple[int, ...],
+    attempt: int | None,
+    since: str | None,
+    timestamps: bool,
+    output: str | None,
+    place: Place,
+) -> None:
+    """Show the output of all ranks in all attempts, in order.
+
+    Each line begins with its rank, or with the pod for a line of the agent. With -f, the command
+    goes on when a pod is replaced, and ends with the job.
+    """
+    age = parse_duration(since, "--since") if since is not None else None
+    job = place.client().get(name)
+    view, shown = LogView(timestamps=timestamps), False
+    for line in job.logs(follow=follow, ranks=ranks, attempt=attempt, since=age):
+        shown = True
+        if output == "json":
+            time = line.time.isoformat() if line.time is not None else None
+            fields = {"time": time, "attempt": line.attempt, "rank": line.rank, "pod": line.pod}
+            click.echo(json.dumps({**fields, "text": line.text}))
+        else:
+            click.echo(view.format(line))
+    print_notes(job.backend.notes())
+    if not shown and not job.backend.notes():
+        print_notes([f"{name} has no such lines"])

@@ -1,0 +1,50 @@
+"""`ddpjob report`."""
+
+import logging
+from pathlib import Path
+
+import click
+
+from ddp_operator.cli.errors import one_sentence, refuse
+from ddp_operator.cli.report import ReportError, write_report
+
+
+@click.command("report")
+@click.argument("target", metavar="JOB|DIR")
+@click.option("-n", "--namespace", help="Namespace of JOB. Default: that of the context.")
+@click.option("--context", help="Context of the kubeconfig. Default: the current one.")
+@click.option(
+    "--run-dir",
+    type=click.Path(path_type=Path),
+    help="Directory of the run of JOB, if its volume is mounted here.",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Path of the page. Default: NAME-report.html in the current directory.",
+)
+@one_sentence
+def command(
+    *,
+    target: str,
+    namespace: str | None,
+    context: str | None,
+    run_dir: Path | None,
+    output: Path | None,
+) -> None:
+    """Write one HTML page about a running or finished run, and print its path.
+
+    JOB is a DDPJob on the cluster. DIR is the directory of a run on a volume, or the folder of a
+    local run, for example ddp-runs/digits. The page shows loss, throughput, step times, goodput,
+    attempts and faults. It needs no network. The exit code is 2 when there is no such job or
+    directory.
+    """
+    logging.basicConfig(level=logging.CRITICAL)  # The client logs what the error says.
+    try:
+        path = write_report(
+            target, output, namespace=namespace, context=context, run_directory=run_dir
+        )
+    except ReportError as error:
+        refuse(str(error))
+    click.echo(path)

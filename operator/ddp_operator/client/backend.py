@@ -1,0 +1,64 @@
+"""What the client needs from the place where jobs run: a cluster, or this machine."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+from ddp_operator.client.log_lines import LogLine, Wanted
+
+Json = dict[str, Any]
+
+
+class Backend(Protocol):
+    """Access to the jobs of one namespace of a cluster, or of one folder of this machine."""
+
+    @property
+    def place(self) -> str:
+        """Return where the jobs are, in words."""
+
+    @property
+    def options(self) -> str:
+        """Return the options of `ddpjob` that select this place, with a leading space."""
+
+    def read(self, name: str) -> Json:
+        """Return a DDPJob object.
+
+        Raises:
+            NoSuchJobError: There is no such job.
+            ClusterError: The API server refused the request, or did not answer.
+        """
+
+    def read_all(self, *, everywhere: bool = False) -> list[Json]:
+        """Return all DDPJob objects of this place, or of all namespaces."""
+
+    def create(self, manifest: Json, config_maps: Sequence[Json] = ()) -> Json:
+        """Create a job with the ConfigMaps that it mounts. Return the job.
+
+        Raises:
+            RequestError: The job exists already, or cannot run here.
+            ClusterError: The API server refused the request, or did not answer.
+        """
+
+    def set_spec(self, name: str, fields: Mapping[str, Any]) -> Json:
+        """Change fields of the spec of a job. Return the job.
+
+        Raises:
+            RequestError: The job cannot be changed in this way here.
+        """
+
+    def scale(self, name: str, nodes: int) -> None:
+        """Change the number of nodes of a job."""
+
+    def delete(self, name: str) -> None:
+        """Delete a job with its pods."""
+
+    def lines(self, name: str, wanted: Wanted, *, follow: bool) -> Iterator[LogLine]:
+        """Yield the output of a job in order. With `follow`, go on until the job is over."""
+
+    def history(self, name: str) -> Iterator[bytes]:
+        """Yield the lines of the run's events."""
+
+    def events(self, name: str) -> list[Json]:
+        """Return the Events about a job, oldest first."""
+
+    def notes(self) -> list[str]:
+        """Return what the last call could not read, as sentences."""

@@ -1,0 +1,253 @@
+"""The jobs of one namespace of a cluster."""
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
+from http import HTTPStatus
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+from ddp_operator.api.base import API_VERSION, KIND, PLURAL
+from ddp_operator.api.job import DDPJob, parse_job
+from ddp_operator.builders.names import init_pod_name, pod_name
+from ddp_operator.client.backend import Json
+from ddp_operator.client.errors import NoSuchJobError, RequestError
+from ddp_operator.client.follow import JobFollower, LineStream
+from ddp_operator.client.log_lines import LogLine, LogParser, Wanted, in_order, wanted_lines
+from ddp_operator.cluster.errors import ClusterError, ConflictError
+from ddp_operator.cluster.rest.connection import RestConnection
+from ddp_operator.cluster.rest.kubeconfig import load_access
+from ddp_wire.contract import LABEL_JOB_UID, WORKER_CONTAINER
+
+_Answer = TypeVar("_Answer")
+_JOBS = f"/apis/{API_VERSION}"
+_METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+"""Media type of lists without the specs of pods, which contain secrets."""
+
+
+class ClusterJobs:
+    """The jobs of one namespace, with the rights of the user's kubeconfig."""
+
+    def __init__(self, namespace: str | None = None, context: str | None = None) -> None:
+        """Connect to the cluster of a context of the kubeconfig. No request is sent yet.
+
+        Args:
+            namespace: Namespace of the jobs. None selects that of the context.
+            context: Context of the kubeconfig. None selects the current one.
+
+        Raises:
+            NoClusterError: No cluster is configured.
+            ClusterError: The kubeconfig cannot be used.
+        """
+        access = load_access(context)
+        self._api = RestConnection(access)
+        self.namespace = namespace or access.namespace
+        self._options = (f" -n {namespace}" if namespace else "") + (
+            f" --context {context}" if context else ""
+        )
+        self._notes: list[str] = []
+
+    @property
+    def place(self) -> str:
+        """Return the namespace in words."""
+        return f"namespace {self.namespace}"
+
+    @property
+    def options(self) -> str:
+        """Return the options of `ddpjob` that select the namespace."""
+        return self._options
+
+    def notes(self) -> list[str]:
+        """Return what the last call could not read."""
+        return self._notes
+
+    def read(self, name: str) -> Json:
+        """Return a DDPJob object."""
+        found = self._asked(lambda: self._api.get(self._path(name)))
+        if found is None:
+            sentence = f"there is no {KIND} {name!r} in the namespace {self.namespace!r}"
+            raise NoSuchJobError(sentence)
+        return found
+
+    def read_all(self, *, everywhere: bool = False) -> list[Json]:
+        """Return all DDPJob objects of the namespace, or of all namespaces."""
+        path = f"{_JOBS}/{PLURAL}" if everywhere else self._path()
+        found = self._asked(lambda: self._api.call("GET", path))
+        # The API server leaves these fields out of the items of a list.
+        return [{"apiVersion": API_VERSION, "kind": KIND, **item} for item in found["items"]]
+
+    def create(self, manifest: Json, config_maps: Sequence[Json] = ()) -> Json:
+        """Create a job, and then the ConfigMaps that it mounts and owns. Return the job.
+
+        The pods wait for the ConfigMaps. If one cannot be created, the job is deleted again.
+        """
+        name = manifest["metadata"]["name"]
+        metadata = {**manifest["metadata"], "namespace": self.namespace}
+        maps = f"/api/v1/namespaces/{quote(self.namespace)}/configmaps"
+        for one in config_maps:  # A refusal must not leave a job behind.
+            self._asked(functools.partial(self._dry_run, maps, one))
+        try:
+            job = self._asked(
+                lambda: self._api.call(
+                    "POST", self._path(), body={**manifest, "metadata": metadata}
+                )
+            )
+        except ConflictError as error:
+            sentence = f"a {KIND} {name!r} exists already in the namespace {self.namespace!r}"
+            raise RequestError(f"{sentence}; delete it, or choose another name") from error
+        owner = {"apiVersion": API_VERSION, "kind": KIND, "name": name, "uid": _uid(job)}
+        for one in config_maps:
+            body = {**one, "metadata": {**one["metadata"], "ownerReferences": [owner]}}
+            try:
+                self._asked(functools.partial(self._api.call, "POST", maps, body=body))
+            except ClusterError:
+                self.delete(name)
+                raise
+        return job
+
+    def _dry_run(self, path: str, body: Json) -> Json:
+        return self._api.call("POST", path, body=body, query={"dryRun": "All"})
+
+    def set_spec(self, name: str, fields: Mapping[str, Any]) -> Json:
+        """Change fields of the spec of a job. Return the job."""
+        return self._change("PATCH", self._path(name), name, {"spec": dict(fields)})
+
+    def scale(self, name: str, nodes: int) -> None:
+        """Change the number of nodes of a job through its scale subresource."""
+        self._change("PATCH", f"{self._path(name)}/scale", name, {"spec": {"replicas": nodes}})
+
+    def delete(self, name: str) -> None:
+        """Delete a job. Kubernetes deletes its pods."""
+        options = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Background"}
+        self._change("DELETE", self._path(name), name, options)
+
+    def _change(self, method: str, path: str, name: str, body: Json) -> Json:
+        try:
+            return self._asked(lambda: self._api.call(method, path, body=body))
+        except ClusterError as error:
+            if error.status == HTTPStatus.NOT_FOUND:
+                sentence = f"there is no {KIND} {name!r} in the namespace {self.namespace!r}"
+                raise NoSuchJobError(sentence) from error
+            if error.status == HTTPStatus.UNPROCESSABLE_ENTITY:
+                raise RequestError(str(error)) from error
+            raise
+
+    def lines(self, name: str, wanted: Wanted, *, follow: bool) -> Iterator[LogLine]:
+        """Yield the output of a job in order. With `follow`, go on until the job is over."""
+        self._notes = []
+        job = parse_job(self.read(name))
+        if not follow:
+            return wanted_lines(self._past_lines(job, wanted.since), wanted)
+        uid = job.metadata.uid
+        follower = JobFollower(
+            self._open_log, lambda: self._pods(job), lambda: self._is_over(name, uid), wanted.since
+        )
+        return wanted_lines(follower, wanted)
+
+    def _past_lines(self, job: DDPJob, since: datetime | None) -> Iterator[LogLine]:
+        lines: list[LogLine] = []
+        for pod in self._pods(job):
+            parser = LogParser(pod)
+            try:
+                lines += map(parser.parse, self._open_log(pod, since, follow=False))
+            except ClusterError as error:
+                self._notes.append(f"{pod}: {error}")
+        yield from in_order(lines)
+
+    def _is_over(self, name: str, uid: str) -> bool:
+        try:
+            job = self.read(name)
+        except NoSuchJobError:
+            return True
+        except ClusterError:
+            return False  # The API server may be back soon.
+        return _uid(job) != uid or bool((job.get("status") or {}).get("completionTime"))
+
+    def _pods(self, job: DDPJob) -> list[str]:
+        """Return the names of the job's pods. A viewer may not list them."""
+        path = f"/api/v1/namespaces/{quote(self.namespace)}/pods"
+        query = {"labelSelector": f"{LABEL_JOB_UID}={job.metadata.uid}"}
+        try:
+            found = self._api.call("GET", path, query=query, accept=_METADATA_ONLY)
+        except ClusterError as error:
+            if error.status != HTTPStatus.FORBIDDEN:
+                raise
+            return _expected_pods(job)
+        names = {str(item["metadata"]["name"]) for item in found["items"]}
+        return sorted(names | set(_expected_pods(job))) if names else _expected_pods(job)
+
+    def _open_log(self, pod: str, since: datetime | None, *, follow: bool = True) -> LineStream:
+        query = {"container": WORKER_CONTAINER, "timestamps": "true"}
+        if since is not None:
+            query["sinceTime"] = since.isoformat().replace("+00:00", "Z")
+        if follow:
+            query["follow"] = "true"
+        try:
+            return self._api.stream(self._log_path(pod), query)
+        except ClusterError as error:
+            if error.status == HTTPStatus.NOT_FOUND:
+                raise ClusterError("the pod is gone", status=error.status) from error
+            raise
+
+    def _log_path(self, pod: str) -> str:
+        return f"/api/v1/namespaces/{quote(self.namespace)}/pods/{quote(pod)}/log"
+
+    def history(self, name: str) -> Iterator[bytes]:
+        """Yield the lines of the log of node 0, which has the run's events."""
+        self._notes = []
+        job = parse_job(self.read(name))
+        pod = job.status.first_pod or pod_name(job, 0)
+        query = {"container": WORKER_CONTAINER}
+        try:
+            yield from self._api.stream(self._log_path(pod), query)
+        except ClusterError as error:
+            gone = error.status == HTTPStatus.NOT_FOUND
+            self._notes.append(f"the pod {pod} is gone" if gone else str(error))
+
+    def events(self, name: str) -> list[Json]:
+        """Return the Events about a job, oldest first."""
+        uid = _uid(self.read(name))
+        path = f"/api/v1/namespaces/{quote(self.namespace)}/events"
+        query = {"fieldSelector": f"involvedObject.name={name},involvedObject.kind={KIND}"}
+        found = self._asked(lambda: self._api.call("GET", path, query=query))
+        mine = [one for one in found["items"] if one["involvedObject"].get("uid") == uid]
+        return sorted(mine, key=event_time)
+
+    def _path(self, name: str | None = None) -> str:
+        path = f"{_JOBS}/namespaces/{quote(self.namespace)}/{PLURAL}"
+        return f"{path}/{quote(name)}" if name else path
+
+    def _asked(self, request: Callable[[], _Answer]) -> _Answer:
+        """Send a request. Explain a refusal that every user may meet."""
+        try:
+            return request()
+        except ClusterError as error:
+            if error.status == HTTPStatus.FORBIDDEN and error.reason == "Forbidden":
+                hint = "the chart's roles ddpjob-viewer and ddpjob-editor allow it"
+                raise ClusterError(f"{error}; {hint}", status=error.status) from error
+            if error.status == HTTPStatus.NOT_FOUND and not error.reason:
+                sentence = f"the cluster of the context {self._api.access.context!r} has no {KIND}s"
+                raise ClusterError(f"{sentence}: install the chart", status=error.status) from error
+            raise
+
+
+def _expected_pods(job: DDPJob) -> list[str]:
+    """Return the names that the pods of a job have, if no finalizer has held a name."""
+    names = [pod_name(job, index) for index in range(job.pods)]
+    first, init = job.status.first_pod, job.status.init
+    if first is not None and first not in names:
+        names.insert(0, first)
+    if init is not None and init.step is not None and init.tries:
+        names.insert(0, init_pod_name(job, init.step, init.tries))
+    return names
+
+
+def _uid(job: Json) -> str:
+    return str(job["metadata"].get("uid") or "")
+
+
+def event_time(event: Json) -> str:
+    """Return the time of the newest occurrence of an Event, as text in UTC."""
+    series = event.get("series") or {}
+    found = (series.get("lastObservedTime"), event.get("lastTimestamp"), event.get("eventTime"))
+    return str(next(filter(None, found), event["metadata"].get("creationTimestamp") or ""))

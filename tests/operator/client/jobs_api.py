@@ -1,0 +1,156 @@
+"""API server over real HTTP with DDPJobs, Events, ConfigMaps and the logs of pods."""
+
+import json
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import yaml
+
+JSON = dict[str, Any]
+JOBS = "/apis/ddp-trainer.dev/v1alpha1"
+
+
+class JobsApi:
+    """API server that stores jobs of any namespace. `close` stops it."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, JSON] = {}
+        """Objects by path."""
+        self.logs: dict[str, PodLog] = {}
+        """Logs by the name of the pod."""
+        self.refused: dict[tuple[str, str], tuple[int, str]] = {}
+        """Status and message of requests that are refused, by method and end of the path."""
+        self.requests: list[tuple[str, str, Any]] = []
+        api = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def answer(self) -> None:
+                length = int(self.headers.get("Content-Length") or 0)
+                body = json.loads(self.rfile.read(length)) if length else None
+                api._answer(self, self.command, body)
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        for method in ("GET", "POST", "PATCH", "DELETE"):
+            setattr(Handler, f"do_{method}", Handler.answer)
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self._server.server_port}"
+
+    def close(self) -> None:
+        for log in self.logs.values():
+            log.end()
+        self._server.shutdown()
+        self._server.server_close()
+
+    def put(self, job: JSON) -> None:
+        metadata = job["metadata"]
+        path = f"{JOBS}/namespaces/{metadata['namespace']}/ddpjobs/{metadata['name']}"
+        self.objects[path] = job
+
+    def kubeconfig(self, folder: Path, namespace: str = "team-a") -> Path:
+        path = folder / "kubeconfig.yaml"
+        context = {"cluster": "fake", "user": "fake", "namespace": namespace}
+        document = {
+            "current-context": "fake",
+            "clusters": [{"name": "fake", "cluster": {"server": self.address}}],
+            "users": [{"name": "fake", "user": {"token": "secret"}}],
+            "contexts": [{"name": "fake", "context": context}],
+        }
+        path.write_text(yaml.safe_dump(document), encoding="utf-8")
+        return path
+
+    def _answer(self, handler: BaseHTTPRequestHandler, method: str, body: Any) -> None:
+        url = urlsplit(handler.path)
+        query = {key: values[0] for key, values in parse_qs(url.query).items()}
+        self.requests.append((method, url.path, body))
+        for (refused, end), (status, message) in self.refused.items():
+            if refused == method and url.path.endswith(end):
+                reason = {403: "Forbidden", 422: "Invalid", 500: "InternalError"}.get(status, "")
+                return _send(handler, status, {"message": message, "reason": reason})
+        if url.path.endswith("/log"):
+            return self._log(handler, url.path.split("/")[-2], query)
+        if not url.path.startswith((JOBS, "/api/v1")):
+            handler.send_response(404)
+            handler.end_headers()
+            handler.wfile.write(b"404 page not found\n")
+            return None
+        return _send(handler, *self._result(method, url.path, query, body))
+
+    def _result(self, method: str, path: str, query: JSON, body: Any) -> tuple[int, JSON]:
+        if method == "POST":
+            full = f"{path}/{body['metadata']['name']}"
+            if full in self.objects:
+                return 409, {"message": "it exists", "reason": "AlreadyExists"}
+            if "dryRun" not in query:
+                metadata = {"uid": f"uid-{len(self.objects)}", **body["metadata"]}
+                self.objects[full] = {**body, "metadata": metadata}
+                return 201, self.objects[full]
+            return 201, body
+        if method == "GET" and path.rpartition("/")[2] in {"ddpjobs", "pods", "events"}:
+            kind = path.rpartition("/")[2]
+            under = path if "/namespaces/" in path else JOBS
+            items = [o for p, o in self.objects.items() if p.startswith(under) and f"/{kind}/" in p]
+            return 200, {"items": items}
+        target = path.removesuffix("/scale")
+        if target not in self.objects:
+            return 404, {"message": f"{path} not found", "reason": "NotFound"}
+        if method == "DELETE":
+            return 200, self.objects.pop(target)
+        if method == "PATCH":
+            spec = self.objects[target].setdefault("spec", {})
+            given = dict(body["spec"])
+            if path != target:
+                given = {"nodes": given["replicas"]}
+            spec.update(given)
+        return 200, self.objects[target]
+
+    def _log(self, handler: BaseHTTPRequestHandler, pod: str, query: JSON) -> None:
+        log = self.logs.get(pod)
+        if log is None:
+            return _send(handler, 404, {"message": f'pods "{pod}" not found', "reason": "NotFound"})
+        handler.send_response(200)
+        handler.end_headers()
+        sent = 0
+        while True:
+            ended = log.ended
+            for line in log.lines[sent:]:
+                if "sinceTime" not in query or line[:19] >= query["sinceTime"][:19].encode():
+                    handler.wfile.write(line if "timestamps" in query else line.partition(b" ")[2])
+                sent += 1
+            handler.wfile.flush()
+            if ended or "follow" not in query:
+                return None
+            time.sleep(0.02)
+
+
+class PodLog:
+    """Log of one pod, to which a test adds lines."""
+
+    def __init__(self) -> None:
+        self.lines: list[bytes] = []
+        self.ended = False
+
+    def add(self, second: float, text: str) -> None:
+        stamp = f"2026-03-01T12:{int(second) // 60:02}:{second % 60:012.9f}Z"
+        self.lines.append(f"{stamp} {text}\n".encode())
+
+    def end(self) -> None:
+        self.ended = True
+
+
+def _send(handler: BaseHTTPRequestHandler, status: int, document: JSON) -> None:
+    text = json.dumps(document).encode()
+    handler.send_response(status)
+    handler.send_header("Content-Length", str(len(text)))
+    handler.end_headers()
+    handler.wfile.write(text)
