@@ -176,6 +176,23 @@ def test_read_error_of_a_tensor_is_a_volume_error(
             list(tensors.items())
 
 
+def test_error_of_torch_when_it_maps_a_file_is_a_volume_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved(tmp_path, 3)
+    checkpoints, sleep = new_manager(tmp_path)
+    checkpoints.open(2, {})
+    tensors = checkpoints.receive(CPU).snapshot.model
+
+    def refuse(path: Path, **_: object) -> None:
+        raise RuntimeError(f"unable to open file <{path}> in read-only mode: Stale handle (116)")
+
+    monkeypatch.setattr(stream, "safe_open", refuse)
+    with pytest.raises(VolumeError, match=r"cannot read .*step-00000003.*Stale handle"):
+        list(tensors.items())
+    assert sleep.seconds == list(volume.RETRY_WAITS)
+
+
 def test_read_error_of_initial_weights_is_a_volume_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -191,6 +208,8 @@ def test_error_inside_safetensors_keeps_its_errno() -> None:
     full = volume.os_error(ValueError("Error while serializing: No space left (os error 28)"))
     assert full.errno == errno.ENOSPC
     assert volume.os_error(ValueError("invalid header")).errno is None
+    stale = volume.os_error(RuntimeError("unable to open file </a (3)/b>: Stale handle (116)"))
+    assert stale.errno == errno.ESTALE
 
 
 def test_volume_error_that_the_user_must_correct_is_an_input_error() -> None:

@@ -133,7 +133,7 @@ def read_some(path: Path, names: list[str]) -> Tensors:
 def _opened(path: Path) -> Any:
     try:
         return safe_open(path, framework="pt")
-    except SafetensorError as error:
+    except (SafetensorError, RuntimeError) as error:  # torch maps the file, with its own error.
         failed = os_error(error)
         if failed.errno is not None:
             raise failed from error

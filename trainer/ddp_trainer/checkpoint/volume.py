@@ -25,7 +25,8 @@ _OF_THE_INPUT = frozenset({
     errno.ENAMETOOLONG, errno.ELOOP,
 })  # fmt: skip
 """Classes of errors for a wrong path or missing permissions, which only the user can correct."""
-_SYSTEM_ERROR = re.compile(r"\(os error (\d+)\)")
+_SYSTEM_ERROR = re.compile(r"\((?:os error )?(\d+)\)\Z|\(os error (\d+)\)")
+"""Error number in a text: `… (os error 5)` of safetensors, and `… (5)` at the end of torch's."""
 
 
 def retried(act: Callable[[], T], sleep: Sleep) -> T:
@@ -63,12 +64,12 @@ def volume_error(
 
 
 def os_error(error: Exception) -> OSError:
-    """Return an error of safetensors as an `OSError`, with its system error number if any.
+    """Return an error of safetensors or torch as an `OSError`, with its system error number if any.
 
-    safetensors reports errors of the volume as its own class, with the error number in the text.
+    Both report errors of the volume as a class of their own, with the error number in the text.
     """
     found = _SYSTEM_ERROR.search(str(error))
-    return OSError(int(found[1]), str(error)) if found else OSError(str(error))
+    return OSError(int(found[1] or found[2]), str(error)) if found else OSError(str(error))
 
 
 def exists(path: Path) -> bool:
