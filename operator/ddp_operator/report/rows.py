@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import ConditionType
-from ddp_operator.report.scale import duration_text
+from ddp_wire.durations import duration_text
 
 HEAD = ("NAME", "STATUS", "READY", "ATTEMPT", "PROGRESS", "LOSS", "LEFT", "AGE")
 """Columns of a normal list."""

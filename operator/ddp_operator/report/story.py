@@ -8,9 +8,9 @@ from ddp_operator.api.goodput import Bucket
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import AttemptStatus
 from ddp_operator.report.rows import message_of, state_of, time_left
-from ddp_operator.report.scale import duration_text
 from ddp_operator.report.text import count_text
 from ddp_operator.report.why import since_text
+from ddp_wire.durations import duration_text
 
 SMALLEST_SHARE = 0.001
 """Minimum share of the wall-clock time for which the goodput line names a bucket."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import ConditionType, FailureStatus
 from ddp_operator.report.rows import message_of, state_of, time_left
-from ddp_operator.report.scale import duration_text
+from ddp_wire.durations import duration_text
 
 LOCAL = " --local"
 """Options that select the local runs in the default folder."""
