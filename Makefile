@@ -104,6 +104,25 @@ $(BENCH_READY): requirements/bench.lock requirements/torch-$(TORCH).lock
 	@$(BENCH_PIP) $(FIND_LINKS) -r requirements/torch-$(TORCH).lock
 	@touch $@
 
+# The generator of the documentation has a separate environment, because the product never imports it.
+DOCS := .venv-docs
+DOCS_READY := $(DOCS)/.ready
+
+$(DOCS_READY): requirements/docs.lock
+	@echo "setting up $(DOCS): takes seconds, once"
+	@$(PYTHON) -m venv $(DOCS)
+	@$(DOCS)/bin/pip install -q --disable-pip-version-check --require-hashes --no-deps -r requirements/docs.lock
+	@touch $@
+
+.PHONY: docs
+docs: $(DOCS_READY) ## Build the documentation site into dist/site; a warning or a dead link fails
+	@NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict --quiet --config-file docs/mkdocs.yml
+	@echo "dist/site/index.html"
+
+.PHONY: docs-serve
+docs-serve: $(DOCS_READY) ## Serve the documentation site on this machine, with reloads
+	@NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs serve --config-file docs/mkdocs.yml
+
 .PHONY: bench-trainer
 bench-trainer: $(BENCH_READY) ## Measure milliseconds per step beside a hand-written loop and other frameworks
 	@PYTHONPATH=trainer $(BENCH)/bin/python -m bench.trainer --seed $(SEED)

@@ -39,6 +39,8 @@ def main() -> None:
         _write(f"{name}.lock", rest)
         if name == "trainer":
             _write("torch-cuda.lock", torch)
+    pins = [] if options.upgrade else _locked("docs")
+    _write("docs.lock", [_compile(["requirements/docs.in"], "\n".join(pins))])
     pins = [] if options.upgrade else _locked("build")
     _write("build.lock", [_compile(["-"], "\n".join(pins), "hatchling<2\neditables\n")])
     wheel = next(wheels.glob(f"torch-{CPU_TORCH}+cpu-*.whl"))
