@@ -94,6 +94,8 @@ class SavedState(_Part):
     live_buffers: list[str] | None = None
     """Names of the buffers that the loss changes, or None if unknown."""
     nonfinite: NonFiniteCounts = NonFiniteCounts()
+    metrics: dict[str, float] | None = None
+    """Finite results of the evaluation after the same update, if it was before the save."""
     task: str | None = None
     """Import path of the task."""
     source: str | None = None
@@ -112,5 +114,5 @@ class SavedState(_Part):
         return scaler
 
     def document(self) -> dict[str, Any]:
-        """Return the content of `state.json`."""
-        return self.model_dump()
+        """Return the content of `state.json`. Without an evaluation there is no key for it."""
+        return self.model_dump(exclude={"metrics"} if self.metrics is None else None)

@@ -22,7 +22,7 @@ from ddp_trainer.ranks import process_group, timeouts
 from ddp_trainer.ranks.agreement import Decision
 from ddp_trainer.ranks.collectives import wait_for_all
 from ddp_trainer.ranks.environment import Ranks
-from ddp_trainer.run.evaluating import evaluate_run
+from ddp_trainer.run.evaluating import evaluate_first, evaluate_run
 from ddp_trainer.run.exchange import exchange_requests
 from ddp_trainer.run.garbage import Collector
 from ddp_trainer.run.opening import RunRequest, open_run
@@ -132,6 +132,8 @@ def close(run: Run, survivor: Survivor | None = None, *, stopped: bool) -> ExitC
         survivor: Writer of this rank's record, for a run that is not complete.
         stopped: Whether the loop ended early, so that the run is not complete.
     """
+    if not stopped:
+        evaluate_first(run)
     with survivor.keeping() if stopped and survivor else nullcontext():
         save(run, required=True)
     if stopped:
@@ -186,9 +188,11 @@ def _between_updates(run: Run, decision: Decision) -> Decision:
     if run.replicas.due(step):
         check_replicas(run)
     epoch_ended = run.sampler.ends_epoch(run.position.samples)
-    if run.checkpoints.due(step, epoch_ended=epoch_ended, by_clock=by_clock):
-        save(run)
     every = run.config.eval_every_steps
-    if epoch_ended if every is None else step % every == 0:
+    evaluates = epoch_ended if every is None else step % every == 0
+    best = evaluates and evaluate_first(run)
+    if best or run.checkpoints.due(step, epoch_ended=epoch_ended, by_clock=by_clock):
+        save(run)
+    if evaluates:
         evaluate_run(run)
     return decision

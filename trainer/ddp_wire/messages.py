@@ -75,6 +75,8 @@ class CheckpointInfo(WireModel):
     step: Number
     path: Text
     at: UnixSeconds
+    interval_seconds: Seconds | None = None
+    """Seconds until the next one is due. None if no clock decides, and from an older trainer."""
 
 
 class RankTimes(WireModel):

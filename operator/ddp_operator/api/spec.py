@@ -111,7 +111,7 @@ class CheckpointSpec(ApiModel):
     ) = None
     """Directory of the run inside the claim. The default is unique: NAME-UID of the job. A later job with the same path continues the run of an earlier one. The later job waits until the earlier one has ended."""  # noqa: E501
     every_steps: Count | None = None
-    """Number of updates (optimizer steps) between two checkpoints, 1 to 1,000,000. Without everySteps and everySeconds, the bundled loop saves after each epoch and at least every five minutes."""  # noqa: E501
+    """Number of updates (optimizer steps) between two checkpoints, 1 to 1,000,000. Without everySteps and everySeconds, the bundled loop saves after each epoch and every 30 to 3,600 seconds, which it chooses from the cost of a save and the failures of the job."""  # noqa: E501
     every_seconds: Seconds | None = None
     """Seconds between two checkpoints, 1 to 31,536,000 (one year)."""
     keep: Annotated[StrictInt, Field(ge=1, le=1000)] = 3

@@ -108,6 +108,8 @@ class CheckpointStatus(StatusModel):
     """Directory of the checkpoint, as a path inside the pods."""
     time: datetime
     """Time at which the checkpoint was committed."""
+    interval_seconds: int | None = None
+    """Seconds between two checkpoints, as spec.checkpoint.everySeconds sets them or the bundled loop chose them. Absent if no clock decides."""  # noqa: E501
 
 
 class Cause(StrEnum):

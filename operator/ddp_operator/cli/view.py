@@ -137,7 +137,9 @@ def summary_lines(status: DDPJobStatus, logs: Path) -> list[str]:
     if goodput is not None:
         lines.append(goodput)
     if status.last_checkpoint is not None:
-        lines.append(f"checkpoint: {_short(status.last_checkpoint.path)}")
+        seconds = status.last_checkpoint.interval_seconds
+        every = f", every {duration_text(seconds)}" if seconds else ""
+        lines.append(f"checkpoint: {_short(status.last_checkpoint.path)}{every}")
     lines.append(f"logs: {logs}")
     return lines
 

@@ -23,6 +23,8 @@ METRICS = 32
 """Maximum number of metrics in the status."""
 
 METRIC_NAME_CHARACTERS = 128
+_LONGEST_INTERVAL = 31_536_000
+"""Maximum interval of checkpoints in seconds, because an agent may report any number."""
 _LARGEST_RATE = 1e15
 """Samples per second at which a rate is invalid, infinity and NaN included."""
 
@@ -46,6 +48,7 @@ def with_progress(world: World, status: DDPJobStatus, *, at_the_end: bool = Fals
             step=agent.checkpoint.step,
             path=agent.checkpoint.path[:1024],
             time=datetime.fromtimestamp(agent.checkpoint.at, UTC).replace(microsecond=0),
+            interval_seconds=_whole(agent.checkpoint.interval_seconds),
         )
     if agent.progress is not None:
         update["progress"] = render(agent.progress, world.now)
@@ -100,6 +103,10 @@ def _straggler(world: World, found: Straggler | None) -> StragglerStatus | None:
         ratio=f"{found.ratio:.1f}",
         part=found.part,
     )
+
+
+def _whole(seconds: float | None) -> int | None:
+    return None if seconds is None else round(min(seconds, _LONGEST_INTERVAL))
 
 
 def _rendered(metrics: dict[str, float]) -> dict[str, str]:

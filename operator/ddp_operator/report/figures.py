@@ -119,4 +119,6 @@ def _checkpoint(job: JobFacts | None, history: History) -> Figure | None:
     if not saved:
         return None
     step, at = max(saved)
-    return Figure("Newest checkpoint", f"update {step:,}", time_text(at))
+    interval = history.saves[-1].interval if history.saves else None
+    every = f", every {duration_text(interval)}" if interval else ""
+    return Figure("Newest checkpoint", f"update {step:,}", f"{time_text(at)}{every}")

@@ -79,6 +79,8 @@ class Save:
     attempt: int
     step: int
     seconds: float
+    interval: float | None = None
+    """Seconds between two checkpoints. None if no clock decides."""
 
 
 @dataclass(slots=True)
@@ -163,7 +165,8 @@ def _add(found: History, event: Mapping[str, Any]) -> None:
             metrics = _metrics(event.get("metrics"))
             found.evaluations.append(Evaluation(at, index, step, metrics, seconds))
         case "checkpoint":
-            found.saves.append(Save(at, index, step, seconds))
+            interval = _number(event.get("interval_seconds"))
+            found.saves.append(Save(at, index, step, seconds, interval))
         case _:
             pass
 

@@ -93,8 +93,9 @@ CHECKPOINT_TIME = Family(
 )  # fmt: skip
 CHECKPOINT_INTERVAL = Family(
     "ddpjob_checkpoint_interval_seconds", Kind.GAUGE,
-    "everySeconds of spec.checkpoint, or 0 without it. Absent for a job without spec.checkpoint,"
-    " and for a command that has reported no checkpoint.", _JOB,
+    "everySeconds of spec.checkpoint, or the interval that the trainer chose, or 0 without both."
+    " Absent for a job without spec.checkpoint, and for a command that has reported no checkpoint.",
+    _JOB,
 )  # fmt: skip
 HANG_LIMIT = Family(
     "ddpjob_hang_limit_seconds", Kind.GAUGE,
@@ -212,7 +213,8 @@ def _add_limits(
     checkpoint = spec.get("checkpoint")
     # A command may save without a report to the operator.
     if checkpoint is not None and ("task" in spec or "lastCheckpoint" in status):
-        samples.add(CHECKPOINT_INTERVAL, checkpoint.get("everySeconds", 0), *own)
+        chosen = status.get("lastCheckpoint", {}).get("intervalSeconds", 0)
+        samples.add(CHECKPOINT_INTERVAL, checkpoint.get("everySeconds", chosen), *own)
     hang = (spec.get("hang") or {}).items()
     limits = [value for key, value in hang if key.endswith("Seconds")]
     samples.add(HANG_LIMIT, max(limits, default=0), *own)

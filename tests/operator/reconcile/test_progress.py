@@ -186,6 +186,19 @@ def test_progress_of_a_failed_attempt_stays_in_the_status_of_the_next() -> None:
     assert status.progress.step == 17
 
 
+@pytest.mark.parametrize(
+    ("reported", "shown"), [(None, None), (588.4, 588), (1e12, 31_536_000), (0.2, 0)]
+)
+def test_status_shows_the_interval_of_checkpoints(
+    reported: float | None, shown: int | None
+) -> None:
+    job = active_job()
+    saved = CHECKPOINT.model_copy(update={"interval_seconds": reported})
+    status = plan_for(job, all_pods(job), statuses={0: at_step(41, checkpoint=saved)}).status
+    assert status.last_checkpoint is not None
+    assert status.last_checkpoint.interval_seconds == shown
+
+
 def test_checkpoint_sets_a_condition_and_a_path() -> None:
     job = active_job()
     status = plan_for(job, all_pods(job), statuses={0: at_step(41, checkpoint=CHECKPOINT)}).status

@@ -105,6 +105,11 @@ def test_status_with_nonsense_does_not_hide_the_series_of_other_jobs(
             'ddpjob_checkpoint_interval_seconds{ddpjob="digits",namespace="team-a"} 0.0',
         ),
         (
+            {"task": "a:b", "checkpoint": {"claimName": "c"}},
+            {"lastCheckpoint": {"step": 1, "intervalSeconds": 588}},
+            'ddpjob_checkpoint_interval_seconds{ddpjob="digits",namespace="team-a"} 588.0',
+        ),
+        (
             {"command": ["a"], "checkpoint": {"claimName": "c"}},
             {"lastCheckpoint": {"step": 1}},
             'ddpjob_checkpoint_interval_seconds{ddpjob="digits",namespace="team-a"} 0.0',

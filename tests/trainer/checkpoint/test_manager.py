@@ -1,6 +1,7 @@
 """Tests of the checkpoint manager, and of writing, choosing and deleting checkpoints."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -170,13 +171,19 @@ def test_pending_checkpoint_is_never_loaded_and_the_next_attempt_deletes_it(tmp_
     )
 
 
+def unrated(_: CheckpointName) -> float:
+    return math.nan
+
+
 def test_retention_keeps_the_newest_checkpoints_and_newer_damaged_ones(tmp_path: Path) -> None:
     saved(tmp_path, 1, 2, 3, 4)
     (tmp_path / "step-00000001.attempt-1").rename(tmp_path / "step-00000001.attempt-1.broken")
     (tmp_path / "step-00000004.attempt-1").rename(tmp_path / "step-00000004.attempt-1.broken")
     (tmp_path / "notes").mkdir()
     known = [CheckpointName(2, 1), CheckpointName(3, 1)]
-    assert retention.keep_newest(tmp_path, known, 1, lambda: None) == [CheckpointName(3, 1)]
+    config = CheckpointConfig(keep=1)
+    left_of = retention.delete_others(tmp_path, known, config, unrated, lambda: None)
+    assert left_of == [CheckpointName(3, 1)]
     left = {path.name for path in tmp_path.iterdir()}
     assert left == {"step-00000003.attempt-1", "step-00000004.attempt-1.broken", "notes"}
 
@@ -199,6 +206,7 @@ def test_checkpoints_are_due_at_the_configured_intervals(tmp_path: Path) -> None
     assert due(8, ended=False, every_steps=4)
     assert not due(7, ended=True, every_steps=4)
     assert not due(7, ended=True, every_seconds=4)
+    assert due(7, ended=True, every_seconds=None)
     assert not CheckpointManager(CheckpointConfig()).due(4, epoch_ended=True, by_clock=True)
 
 

@@ -124,6 +124,11 @@ CHECKPOINT_TIME = Family(
     "ddp_train_checkpoint_timestamp_seconds", Kind.GAUGE,
     "Time of the newest committed checkpoint.", _JOB,
 )  # fmt: skip
+CHECKPOINT_INTERVAL = Family(
+    "ddp_train_checkpoint_interval_seconds", Kind.GAUGE,
+    "Time between two checkpoints, as the job sets it or the trainer chose it. Absent if no clock"
+    " decides, and before the first checkpoint.", _JOB,
+)  # fmt: skip
 GPU_USE = Family(
     "ddp_gpu_utilization_ratio", Kind.GAUGE,
     "Part of the time, from 0 to 1, in which the GPU computed.", _GPU,
@@ -147,7 +152,8 @@ FAMILIES = (
     DATA_WAIT, CHECKPOINT_SECONDS, EVALUATION_SECONDS, PHASE_SECONDS, RANK_CPU, RANK_GPU_MEMORY,
     TOTAL_STEPS, EPOCH, LOSS, LOSS_PART, LEARNING_RATE, GRAD_NORM, ALLREDUCE, ALLREDUCE_OVERLAP,
     THROUGHPUT, ETA, EVALUATION,
-    CHECKPOINT_STEP, CHECKPOINT_TIME, GPU_USE, GPU_MEMORY, GPU_MEMORY_SIZE, GPU_TEMPERATURE,
+    CHECKPOINT_STEP, CHECKPOINT_TIME, CHECKPOINT_INTERVAL,
+    GPU_USE, GPU_MEMORY, GPU_MEMORY_SIZE, GPU_TEMPERATURE,
     GPU_POWER, GPU_ECC, GPU_XID,
 )  # fmt: skip
 """Declarations of all metrics of the agent."""
@@ -189,6 +195,7 @@ class AgentCollector(Collector):
         if status.checkpoint is not None:
             samples.add(CHECKPOINT_STEP, status.checkpoint.step, job)
             samples.add(CHECKPOINT_TIME, status.checkpoint.at, job)
+            samples.add(CHECKPOINT_INTERVAL, status.checkpoint.interval_seconds, job)
         for gpu in self._gpus():
             _add_gpu(samples, gpu, job, node)
         return samples.metrics()

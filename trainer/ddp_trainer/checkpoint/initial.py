@@ -1,5 +1,6 @@
 """Load the initial weights of a run (`init_from`), without position and optimizer state."""
 
+import contextlib
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from torch import nn
 
 from ddp_trainer.checkpoint.format import names_in
 from ddp_trainer.checkpoint.named_weights import Weights, WeightsError
+from ddp_trainer.checkpoint.reading import kept
 from ddp_trainer.checkpoint.snapshot import Tensors, own_tensors
 from ddp_trainer.checkpoint.stream import TensorStream
 from ddp_trainer.checkpoint.volume import Sleep, retried, volume_error
@@ -93,10 +95,26 @@ def load_initial(
         except SafetensorError as error:
             raise InputError(f"config: init_from: cannot read {source}: {error}") from error
 
+    with contextlib.ExitStack() as stack:
+        return _load(model, source, device, stack, try_to, strict=strict)
+
+
+def _load(
+    model: nn.Module,
+    source: str,
+    device: torch.device,
+    stack: contextlib.ExitStack,
+    try_to: Callable[[Callable[[], Any]], Any],
+    *,
+    strict: bool,
+) -> WeightMatch:
+    """Load weights. The arguments are those of `load_initial`, and the stack keeps the source."""
     opened: list[Weights] = []  # Only rank 0 opens the source.
 
     def find() -> tuple[str, list[list[Any]]]:
-        opened.append(open_weights(_newest(Path(source))))
+        path = _newest(Path(source))
+        stack.enter_context(kept(path))
+        opened.append(open_weights(path))
         return str(opened[-1].path), opened[-1].described
 
     path, described = on_first_rank(lambda: try_to(find), device)

@@ -7,7 +7,9 @@ deletes only these, because another attempt may have written the rest.
 """
 
 import contextlib
+import math
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +17,21 @@ import torch
 
 from ddp_trainer.checkpoint import load, retention, writer
 from ddp_trainer.checkpoint.fence import Fence, holder
-from ddp_trainer.checkpoint.format import CONFIG, CheckpointName, names_in
+from ddp_trainer.checkpoint.format import (
+    CONFIG,
+    STATE,
+    BrokenCheckpointError,
+    CheckpointName,
+    names_in,
+    read_json,
+)
+from ddp_trainer.checkpoint.interval import Interval, read_experience
 from ddp_trainer.checkpoint.snapshot import Checkpoint
 from ddp_trainer.checkpoint.volume import Sleep, retried, volume_error
 from ddp_trainer.config import CheckpointConfig
+from ddp_trainer.saved_state import SavedState
 from ddp_wire.files import open_folder
 from ddp_wire.messages import CheckpointInfo
-
-DEFAULT_SECONDS = 300
-"""Seconds between two checkpoints if the config states no interval."""
 
 
 class CheckpointManager:
@@ -36,7 +44,9 @@ class CheckpointManager:
         self._attempt = 0
         self._fence: Fence | None = None
         self._known: list[CheckpointName] = []
+        self._ratings: dict[CheckpointName, float] = {}
         self._last_time = time.monotonic()
+        self._interval = Interval() if config.chooses_interval else None
 
     @property
     def enabled(self) -> bool:
@@ -48,8 +58,19 @@ class CheckpointManager:
         """The newest complete checkpoint that this process found or saved."""
         if self._directory is None or not self._known:
             return None
-        path = self._directory / str(self._known[-1])
-        return CheckpointInfo(step=self._known[-1].step, path=str(path), at=path.stat().st_mtime)
+        path, seconds = self._directory / str(self._known[-1]), self.interval_seconds
+        at = path.stat().st_mtime
+        return CheckpointInfo(
+            step=self._known[-1].step, path=str(path), at=at, interval_seconds=seconds
+        )
+
+    @property
+    def interval_seconds(self) -> float | None:
+        """Seconds between two checkpoints. None if no clock decides."""
+        if self._interval is not None:
+            return self._interval.seconds
+        seconds = self._config.every_seconds
+        return seconds if isinstance(seconds, int) else None
 
     def open(self, attempt: int | None, config: dict[str, Any], job: str = "") -> dict[str, Any]:
         """Claim and prepare the run's directory. Only rank 0 calls this method.
@@ -72,6 +93,8 @@ class CheckpointManager:
         if self._directory is None:
             return {"attempt": attempt or 0, "resume": None, "skipped": []}
         directory = self._directory
+        if self._interval is not None:
+            self._interval = Interval(read_experience(directory))
         try:
             self._attempt = retried(
                 lambda: self._claim(directory, attempt, config, job), self._sleep
@@ -115,18 +138,46 @@ class CheckpointManager:
         """
         if not self.enabled:
             return False
-        every = self._config.every_steps
-        stated = every is not None or self._config.every_seconds is not None
+        every, seconds = self._config.every_steps, self._config.every_seconds
+        by_epoch = every is None and not isinstance(seconds, int)
         by_step = every is not None and step % every == 0
-        return by_clock or by_step or (epoch_ended and not stated)
+        return by_clock or by_step or (epoch_ended and by_epoch)
 
     def interval_passed(self) -> bool:
         """Return whether the interval in seconds has passed, by this process's clock."""
-        seconds = self._config.every_seconds
-        if seconds is None and self._config.every_steps is None:
-            seconds = DEFAULT_SECONDS
+        seconds = self.interval_seconds
         age = time.monotonic() - self._last_time
         return self.enabled and seconds is not None and age >= seconds
+
+    def measured(self, seconds: float) -> str | None:
+        """Add the seconds for which a save stopped training.
+
+        Returns:
+            A sentence about the interval, if the manager has chosen a clearly different one.
+        """
+        return None if self._interval is None else self._interval.measured(seconds)
+
+    def is_best(self, metrics: Mapping[str, float]) -> bool:
+        """Return whether an evaluation is better than those of all known checkpoints."""
+        value = self._value(metrics)
+        others = [self._rating(name) for name in self._known]
+        return not math.isnan(value) and all(math.isnan(o) or value > o for o in others)
+
+    def _value(self, metrics: Mapping[str, float]) -> float:
+        """Return how good an evaluation is: higher is better, and NaN unknown."""
+        best = self._config.keep_best
+        value = math.nan if best is None else metrics.get(best, math.nan)
+        return value if self._config.keep_best_mode == "max" else -value
+
+    def _rating(self, name: CheckpointName) -> float:
+        """Return how good the evaluation of a checkpoint is, read from its state once."""
+        if self._directory is not None and name not in self._ratings:
+            try:
+                state = SavedState.model_validate(read_json(self._directory / str(name) / STATE))
+                self._ratings[name] = self._value(state.metrics or {})
+            except (BrokenCheckpointError, ValueError, OSError):
+                return math.nan
+        return self._ratings.get(name, math.nan)
 
     def save(self, checkpoint: Checkpoint) -> CheckpointInfo | None:
         """Commit a checkpoint, then delete the oldest ones. Only rank 0 calls this method.
@@ -158,8 +209,8 @@ class CheckpointManager:
             raise
         self._known = [*self._known, name]
         with contextlib.suppress(OSError):  # The next save tries again to delete.
-            self._known = retention.keep_newest(
-                self._directory, self._known, self._config.keep, self._fence.check
+            self._known = retention.delete_others(
+                self._directory, self._known, self._config, self._rating, self._fence.check
             )
         return self.newest
 

@@ -72,6 +72,7 @@ def run(
 
     import torch  # noqa: PLC0415 - slow to import
 
+    from ddp_trainer.checkpoint.reading import kept  # noqa: PLC0415
     from ddp_trainer.observe.events import EventLog, prints_json  # noqa: PLC0415
     from ddp_trainer.run.building import build_task  # noqa: PLC0415
     from ddp_trainer.tools.export.run import export  # noqa: PLC0415
@@ -89,7 +90,8 @@ def run(
         document = merge({"task": saved["config"]["task"]}, document)
     task, _ = build_task(path, resolve(document), Ranks(), torch.device("cpu"))
     averaged = options.weights == "average"
-    averaged = load_weights(task.model, checkpoint, averaged=averaged)
+    with kept(checkpoint):
+        averaged = load_weights(task.model, checkpoint, averaged=averaged)
     metadata = {**saved, "averaged": averaged}
     folder = Path(options.output)
     result = export(trace(task), formats, folder, metadata)

@@ -45,18 +45,28 @@ class DataConfig(Section):
 class CheckpointConfig(Section):
     """Settings of checkpoints.
 
-    If no interval is set, the trainer saves after every epoch and at least every five minutes. The
-    trainer always saves at the end of the run.
+    If no interval is set, the trainer saves after every epoch and at an interval that it chooses.
+    The trainer always saves at the end of the run.
     """
 
     directory: str | None = None
     """Directory of this run's checkpoints, on a persistent volume. Default: no checkpoints."""
     every_steps: PositiveInt | None = None
-    """Updates between two checkpoints. Without any interval: every epoch and every 5 minutes."""
-    every_seconds: PositiveInt | None = None
-    """Seconds between two checkpoints. Without any interval: every epoch and every 5 minutes."""
+    """Updates between two checkpoints. Default: checkpoint.every_seconds decides."""
+    every_seconds: PositiveInt | Literal["auto"] | None = "auto"
+    """Seconds between two checkpoints. auto chooses 30 to 3600 from the measured cost of a save and
+    the failures of the run, and also saves after each epoch; with every_steps it has no effect.
+    null saves after each epoch only."""
     keep: PositiveInt = 3
     """Number of newest checkpoints to keep."""
+    keep_every_steps: PositiveInt | None = None
+    """Keep also the first checkpoint at or after each multiple of this number of updates. Default:
+    none."""
+    keep_best: str | None = None
+    """Metric of the evaluation, for example loss. Each evaluation with a better value than all
+    before is saved, and the best checkpoint is kept. Default: none."""
+    keep_best_mode: Literal["min", "max"] = "min"
+    """Whether the lowest (min) or the highest (max) value of keep_best is the best."""
     start_over: bool = False
     """Whether to train from the beginning if checkpoints exist but none is usable. The unusable
     checkpoints are moved to a folder set-aside-N. Otherwise the run ends with an error."""
@@ -66,6 +76,17 @@ class CheckpointConfig(Section):
     timeout_seconds: PositiveInt = 3600
     """Maximum seconds that the other ranks wait while rank 0 writes or reads a checkpoint. In a
     job, spec.hang.checkpointSeconds is shorter by default, so raise both."""
+
+    @property
+    def chooses_interval(self) -> bool:
+        """Whether the trainer chooses the seconds between two checkpoints."""
+        return self.every_seconds == "auto" and self.every_steps is None
+
+    @model_validator(mode="after")
+    def _check_best(self) -> Self:
+        if self.keep_best is None and "keep_best_mode" in self.changed():
+            raise ValueError(no_effect("keep_best_mode", "without keep_best"))
+        return self
 
 
 class LogConfig(Section):

@@ -7,12 +7,13 @@ Later sources override earlier ones: defaults, the environment's checkpoint vari
 import difflib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
 
 from ddp_trainer.config import RunConfig
 from ddp_trainer.errors import InputError
@@ -129,7 +130,7 @@ def check(model: type[Model], document: Document, prefix: str = "") -> Model:
         # As JSON, because only there a strict model accepts a list for a tuple.
         return model.model_validate_json(json.dumps(document))
     except ValidationError as error:
-        raise InputError(_message(error, prefix)) from error
+        raise InputError(_message(error, prefix, known)) from error
 
 
 def describe() -> str:
@@ -184,17 +185,30 @@ def _suggestion(path: str, known: list[str]) -> str:
     return f'; did you mean "{close[0]}"?' if close else ""
 
 
-def _message(error: ValidationError, prefix: str) -> str:
-    first = error.errors(include_url=False)[0]
-    path = prefix + ".".join(str(part) for part in first["loc"])
+def _message(error: ValidationError, prefix: str, known: Collection[str]) -> str:
+    found = error.errors(include_url=False)
+    first, path = found[0], _path(found[0], prefix, known)
     message = first["msg"]
     if first["type"] == "missing":
         return f'config: "{path}" must be set'
     if first["type"] == "value_error":
         where = f"{path}: " if first["loc"] else ""
         return f"config: {where}{message.removeprefix('Value error, ')}"
-    must = message.replace("Input should be", "must be", 1)
+    # A setting with several types has one error for each of them.
+    alike = [one["msg"].removeprefix("Input should be ") for one in found
+             if _path(one, prefix, known) == path]  # fmt: skip
+    must = "must be " + " or ".join(alike) if len(alike) > 1 else message
+    must = must.replace("Input should be", "must be", 1)
     return f"config: {path} {must}, not {_shortened(first['input'])}"
+
+
+def _path(error: ErrorDetails, prefix: str, known: Collection[str]) -> str:
+    """Return the dotted path of the setting with an error."""
+    path = prefix + ".".join(str(part) for part in error["loc"])
+    parent, _, last = path.rpartition(".")
+    # For a setting with several types the last part names the type. A number is a place in a list.
+    names_type = path not in known and parent in known and not last.isdigit()
+    return parent if names_type else path
 
 
 def _shortened(value: Any) -> str:

@@ -56,6 +56,7 @@ class Reporter:
         self._global_batch = global_batch
         self._peak_rate = peak_rate
         self._progress = Progress(total_steps=total_steps)
+        self._warned: set[str] = set()
         self.straggler: Straggler | None = None
         """The rank that is slow now, for the next report."""
 
@@ -187,8 +188,8 @@ class Reporter:
     def saved(self, checkpoint: CheckpointInfo, seconds: float) -> None:
         """Report a committed checkpoint. Only rank 0 calls this method."""
         self.heartbeats.checkpoint(checkpoint)
-        fields = {"step": checkpoint.step, "path": checkpoint.path, "seconds": seconds}
-        self._events.emit("checkpoint", **fields)
+        fields = checkpoint.model_dump(include={"step", "path", "interval_seconds"})
+        self._events.emit("checkpoint", **fields, seconds=seconds)
 
     def traced(self, path: Path | None) -> None:
         """Report a profile, if one was written. Only rank 0 calls this method."""
@@ -198,6 +199,12 @@ class Reporter:
     def warn(self, message: str) -> None:
         """Report a problem that the user should look at. The run continues."""
         self._events.emit("warning", message=message)
+
+    def warn_once(self, message: str) -> None:
+        """Report a problem, unless this attempt has reported it before."""
+        if message not in self._warned:
+            self._warned.add(message)
+            self.warn(message)
 
     def note(self, message: str) -> None:
         """Report an expected automatic change of a setting or behaviour."""

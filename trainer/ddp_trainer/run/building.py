@@ -60,6 +60,10 @@ def build_task(
     if isinstance(task, HasOptimizer) and (stated := config.optimizer.model_fields_set):
         key = f"optimizer.{min(stated)}"
         raise InputError(f"config: {key} must not be set, because the task has its own optimizer")
+    if config.checkpoint.keep_best is not None and task.eval_data is None:
+        raise InputError(
+            "config: checkpoint.keep_best requires evaluation data, but the task has none"
+        )
     check_installed(config.log.trackers)
     if config.log.peak_tflops:
         # Raise its InputError here, before the rank opens the run.

@@ -13,8 +13,10 @@ Only rank 0 accesses the volume. All other ranks wait for rank 0 in the context
 timeout of a collective.
 """
 
+import math
 import platform
 import time
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 
 import torch
@@ -83,8 +85,13 @@ def _commit(run: Run, taken: Snapshot, start: float, *, required: bool) -> None:
             raise volume_error(sentence, error, ReportedError) from error
         run.report.warn(f"{sentence}; training continues")
         return
-    if saved:
-        run.report.saved(saved, time.monotonic() - start)
+    if saved is None:
+        return
+    seconds = time.monotonic() - start
+    note = run.checkpoints.measured(seconds)
+    run.report.saved(run.checkpoints.newest or saved, seconds)
+    if note:
+        run.report.note(note)
 
 
 def roll_back(run: Run) -> None:
@@ -158,9 +165,14 @@ def state_of(run: Run) -> SavedState:
         optimizer=type(learner.optimizer).__name__,
         live_buffers=learner.buffers.names if learner.buffers else None,
         nonfinite=run.nonfinite.counts(),
+        metrics=_finite(run.metrics) if run.evaluated_step == run.position.step else None,
         task=run.task_path,
         source=run.fingerprints.source,
         data=run.fingerprints.data,
         config=SavedConfig.model_validate(run.config.model_dump(mode="json")),
         versions={"python": platform.python_version(), "torch": str(torch.__version__)},
     )
+
+
+def _finite(metrics: Mapping[str, float]) -> dict[str, float]:
+    return {name: value for name, value in metrics.items() if math.isfinite(value)}

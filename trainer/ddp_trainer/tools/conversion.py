@@ -31,6 +31,7 @@ from ddp_trainer.checkpoint.format import (
 )
 from ddp_trainer.checkpoint.header import TYPES
 from ddp_trainer.checkpoint.named_weights import Weights, WeightsError
+from ddp_trainer.checkpoint.reading import kept
 from ddp_trainer.checkpoint.snapshot import Tensors
 from ddp_trainer.checkpoint.volume import Sleep, os_error, retried, volume_error
 from ddp_trainer.checkpoint.weights import open_weights
@@ -124,7 +125,11 @@ def _read(
             tensors |= average.read([name for name, *_ in average.described])
         return weights, tensors
 
-    return trying(read)
+    def read_kept() -> tuple[Weights, Tensors]:
+        with kept(source):
+            return read()
+
+    return trying(read_kept)
 
 
 def _write(path: Path, target: str, tensors: Tensors, aliases: dict[str, str]) -> None:
