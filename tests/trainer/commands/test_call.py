@@ -1,6 +1,7 @@
 """`ddp-trainer call`: one function with the settings of a run."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -26,8 +27,10 @@ def call(folder: Path, *arguments: str, **variables: str) -> subprocess.Complete
     """Run the command in a folder with a module `data`."""
     (folder / "data.py").write_text(MODULE, encoding="utf-8")
     command = [sys.executable, "-m", "ddp_trainer", "call", *arguments]
+    # Tests on another release of torch find the product only there.
+    environ = {"PYTHONPATH": os.environ.get("PYTHONPATH", "")} | variables
     return subprocess.run(
-        command, cwd=folder, env=variables, capture_output=True, text=True, check=False
+        command, cwd=folder, env=environ, capture_output=True, text=True, check=False
     )
 
 
