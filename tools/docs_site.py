@@ -8,6 +8,7 @@ hooks make a site of them without a second list of pages and without other links
 - The navigation follows from the index, `docs/README.md`: its headings are the sections.
 - A file outside of `docs/` that a page links to becomes a part of the site, below `project/`.
 - A link to a folder leads to the README.md of the folder.
+- A list directly below a paragraph is a list, as on the code host.
 
 mkdocs calls the functions `on_…`. The other functions depend on nothing but their arguments.
 """
@@ -24,6 +25,9 @@ OUTSIDE = PurePosixPath("project")
 """Folder of the site for files outside of `docs/`."""
 _LINK = re.compile(r"(?<!`)\[([^\]\n]*(?:\n[^\]\n]*)?)\]\(([^()\s#]*)(#[^()\s]*)?\)")
 _FENCE = re.compile(r"^(```|~~~).*?^\1", re.DOTALL | re.MULTILINE)
+_FENCE_OR_LIST = re.compile(
+    r"^(```|~~~).*?^\1|^(?![-*] |\d+\. |[ |#\n])[^\n]*\n(?=[-*] |\d+\. )", re.DOTALL | re.MULTILINE
+)
 _HEADING = re.compile(r"^(?:## (.+)|\*\*([^*]+)\*\*)$")
 
 Navigation = list[dict[str, Any]]
@@ -47,7 +51,12 @@ def on_files(files: Any, config: Any) -> Any:
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     """Return the text of a page with the links of the site."""
-    return with_site_links(markdown, origin(page.file.src_uri))
+    return with_separate_lists(with_site_links(markdown, origin(page.file.src_uri)))
+
+
+def with_separate_lists(markdown: str) -> str:
+    """Return the text with an empty line before each list, without which mkdocs shows no list."""
+    return _FENCE_OR_LIST.sub(lambda match: match[0] if match[1] else f"{match[0]}\n", markdown)
 
 
 def origin(uri: str) -> Path:

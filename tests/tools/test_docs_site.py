@@ -8,7 +8,16 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
-from tools.docs_site import DOCS, ROOT, navigation, origin, outside_files, place, with_site_links
+from tools.docs_site import (
+    DOCS,
+    ROOT,
+    navigation,
+    origin,
+    outside_files,
+    place,
+    with_separate_lists,
+    with_site_links,
+)
 
 INDEX = """# Documentation
 Every page.
@@ -79,6 +88,13 @@ def test_link_to_a_folder_without_a_page_becomes_text() -> None:
 def test_examples_keep_their_links() -> None:
     text = "```markdown\n[a](../../charts/README.md)\n```\n"
     assert with_site_links(text, DOCS / "use" / "jobs.md") == text
+
+
+def test_list_below_a_paragraph_becomes_a_list() -> None:
+    text = "**A job**\n- one\n  more\n- two\n\n```\nx\n- y\n```\ntext\n1. z\n"
+    expected = "**A job**\n\n- one\n  more\n- two\n\n```\nx\n- y\n```\ntext\n\n1. z\n"
+    assert with_separate_lists(text) == expected
+    assert with_separate_lists(expected) == expected
 
 
 def test_place_and_origin_of_a_page_belong_together() -> None:
