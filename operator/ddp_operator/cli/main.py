@@ -10,6 +10,10 @@ from pathlib import Path
 import click
 
 VERBS = {
+    "convert": (
+        "convert",
+        "Print the DDPJob for a PyTorchJob or TrainJob in FILE, and what it leaves out.",
+    ),
     "list": ("list_jobs", "List jobs with state, progress and age."),
     "logs": ("logs", "Show the output of all ranks in all attempts, in order."),
     "node": ("node", "Simulate the loss of a node in a local run, or bring the node back."),

@@ -1,0 +1,1 @@
+"""Convert jobs of other operators to DDPJobs. Pure functions from manifests to manifests."""
