@@ -1,6 +1,7 @@
 """Functions that tests of the checkpoint format call on every rank."""
 
 import contextlib
+import errno
 import gc
 import io
 import os
@@ -10,11 +11,14 @@ from typing import Any
 import torch
 
 from ddp_trainer import train as train_
+from ddp_trainer.checkpoint.manager import CheckpointManager
+from ddp_trainer.commands.main import main
 from ddp_trainer.config.settings import resolve
 from ddp_trainer.observe.heartbeats import HeartbeatWriter
 from ddp_trainer.ranks import process_group
 from ddp_trainer.ranks.environment import Ranks
 from ddp_trainer.run.opening import RunRequest, open_run
+from ddp_trainer.run.run import Run
 from ddp_trainer.run.saving import save
 from ddp_trainer.run.state import gather
 from ddp_trainer.stop import StopFlag
@@ -23,22 +27,48 @@ KINDS = ("model", "optimizer", "average", "compression", "buffers", "task")
 
 
 def save_and_gather(argument: dict[str, Any]) -> None:
-    """Train, save a checkpoint, and write the whole state of all ranks to a file beside it.
+    """Train and save a checkpoint. Write the whole state at the start and at the end to files.
 
     Args:
-        argument: `task`, its import path; `config` of the run; and `state`, the file to write.
+        argument: `task`, its import path; `config` of the run; and `state`, the file to write. The
+            state at the start gets the suffix `.start`.
     """
     ranks = Ranks.from_environment(os.environ)
     request = RunRequest(argument["task"], resolve(argument["config"]))
     with contextlib.redirect_stdout(io.StringIO()):
         run = open_run(request, ranks, StopFlag(), HeartbeatWriter(None, ranks, 0))
+        _write_state(run, Path(argument["state"] + ".start"))
         train_.loop(run)
         save(run, required=True)
+    _write_state(run, Path(argument["state"]))
+    del run
+    gc.collect()
+    process_group.leave()
+
+
+def _write_state(run: Run, file: Path) -> None:
     taken = gather(run.learner, run.task)
     if taken is not None:
         tensors = {kind: dict(getattr(taken, kind).items()) for kind in KINDS}
         rest = {"optimizer": taken.optimizer_rest, "task": taken.task_rest}
-        torch.save({"tensors": tensors, "rest": rest}, Path(argument["state"]))
-    del run
-    gc.collect()
-    process_group.leave()
+        torch.save({"tensors": tensors, "rest": rest}, file)
+
+
+def train_with_failing_part(given: list[str]) -> int:
+    """Train while rank 1 cannot write its parts of checkpoints.
+
+    Args:
+        given: `once` or `always`, and the arguments of the command.
+    """
+    times, *arguments = given
+    real = CheckpointManager.write_part
+    left = [1 if times == "once" else 1000]
+
+    def write_part(self: CheckpointManager, step: int, part: Any, pieces: Any) -> None:
+        left[0] -= 1
+        if os.environ["RANK"] == "1" and left[0] >= 0:
+            raise OSError(errno.EIO, "Input/output error")
+        real(self, step, part, pieces)
+
+    CheckpointManager.write_part = write_part  # type: ignore[method-assign]
+    return main(["train", *arguments])

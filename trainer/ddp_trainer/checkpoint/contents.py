@@ -31,9 +31,8 @@ from ddp_trainer.checkpoint.format import (
     read_json,
     verify,
 )
-from ddp_trainer.checkpoint.header import HeaderError, read_header
+from ddp_trainer.checkpoint.parts import StoredTensor, files_in, stored_tensors
 from ddp_trainer.checkpoint.references import replaced
-from ddp_trainer.checkpoint.volume import exists
 from ddp_trainer.saved_state import SavedState
 
 
@@ -79,22 +78,27 @@ def read_contents(path: Path) -> dict[str, Any]:
         BrokenCheckpointError: If a file cannot be decoded.
         OSError: If the volume fails.
     """
-    files = (MODEL, OPTIMIZER, AVERAGE, COMPRESSION, BUFFERS, TASK)
     return {
         "optimizer_rest": read_json(path / OPTIMIZER_REST),
         "state": read_json(path / STATE),
-        "task_rest": read_json(path / TASK_REST) if exists(path / TASK_REST) else None,
-        "tensors": {file: _described(path / file) for file in files},
+        "task_rest": read_json(path / TASK_REST) if TASK_REST in files_in(path) else None,
+        "tensors": {
+            file: [tensor.document() for tensor in tensors]
+            for file, tensors in read_index(path).items()
+        },
     }
 
 
-def _described(file: Path) -> list[list[Any]]:
-    if not exists(file):
-        return []
-    try:
-        return [tensor.document() for tensor in read_header(file).tensors]
-    except HeaderError as error:
-        raise BrokenCheckpointError(f"{file.name} cannot be decoded ({error})") from error
+def read_index(path: Path) -> dict[str, list[StoredTensor]]:
+    """Return the tensors of a checkpoint, by the name of the whole file of their kind.
+
+    Raises:
+        BrokenCheckpointError: If a file cannot be decoded.
+        OSError: If the volume fails.
+    """
+    files = files_in(path)
+    kinds = (MODEL, OPTIMIZER, AVERAGE, COMPRESSION, BUFFERS, TASK)
+    return {file: stored_tensors(path, file, files) for file in kinds}
 
 
 def _check_state(path: Path, state: Any) -> None:

@@ -47,6 +47,11 @@ class Fence:
         self._directory = directory
         self._claim = {"job": job, "attempt": attempt, "incarnation": secrets.token_hex(8)}
 
+    @property
+    def claim(self) -> dict[str, Any]:
+        """The claim as JSON: job, attempt and incarnation."""
+        return dict(self._claim)
+
     def open(self) -> None:
         """Claim the run's directory.
 

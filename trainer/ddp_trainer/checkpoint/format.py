@@ -14,6 +14,9 @@
     step-00000100.attempt-1.broken/     a damaged checkpoint
     set-aside-1/                        the checkpoints of a run that started over
 
+If several ranks write a checkpoint, each file of tensors is divided into parts, with names such as
+`model-00001-of-00004.safetensors` (`checkpoint.parts`), and the format is `SHARDED`.
+
 The files hold only tensors and JSON, so loading a checkpoint can never run code.
 """
 
@@ -40,7 +43,9 @@ from ddp_wire.files import PlantedFileError, open_to_read, read_file
 from ddp_wire.records import PENDING as PENDING  # noqa: PLC0414 (part of the format)
 
 FORMAT = 1
-"""Version of the checkpoint format."""
+"""Version of the checkpoint format with whole files."""
+SHARDED = 2
+"""Version of the checkpoint format with files in parts. Older releases refuse it."""
 MODEL = "model.safetensors"
 OPTIMIZER = "optimizer.safetensors"
 OPTIMIZER_REST = "optimizer.json"
@@ -60,6 +65,7 @@ folder."""
 _NAME = re.compile(r"step-(\d{8,})\.attempt-(\d+)(\.tmp|\.broken)?")
 FILE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,254}")
 """Pattern of file names that a manifest may list. No path may lead out of the checkpoint."""
+_PART = re.compile(r"([a-z]+)-(\d{5})-of-(\d{5})(\.safetensors)")
 _CHUNK = 1 << 22
 _SHOWN = 40
 """Maximum number of characters of an unknown format version in a message."""
@@ -98,6 +104,24 @@ class CheckpointName:
         name = cls(int(match[1]), int(match[2]), match[3] or "")
         possible = max(name.step, name.attempt) <= LARGEST_NUMBER
         return name if possible and str(name) == text else None
+
+
+def part_name(file: str, number: int, count: int) -> str:
+    """Return the name of a part of a file of tensors.
+
+    Args:
+        file: Name of the whole file, for example `MODEL`.
+        number: Number of the part, from 1.
+        count: Number of parts of the checkpoint. Some files may have fewer.
+    """
+    stem, dot, extension = file.partition(".")
+    return f"{stem}-{number:05d}-of-{count:05d}{dot}{extension}"
+
+
+def whole_name(file: str) -> str:
+    """Return the name of the whole file to which a part belongs, or the name itself."""
+    match = _PART.fullmatch(file)
+    return match[1] + match[4] if match else file
 
 
 def names_in(directory: Path) -> list[CheckpointName]:
@@ -145,7 +169,13 @@ def manifest_of(name: CheckpointName, files: Mapping[str, Entry]) -> dict[str, A
         name: Step and attempt.
         files: Entry of each file.
     """
-    return {"format": FORMAT, "step": name.step, "attempt": name.attempt, "files": dict(files)}
+    is_whole = all(whole_name(file) == file for file in files)
+    return {
+        "format": FORMAT if is_whole else SHARDED,
+        "step": name.step,
+        "attempt": name.attempt,
+        "files": dict(sorted(files.items())),
+    }
 
 
 def verify(directory: Path, *, checksums: bool = True) -> None:
@@ -170,17 +200,18 @@ def verify(directory: Path, *, checksums: bool = True) -> None:
         )
     manifest = read_json(directory / MANIFEST, LARGEST_MANIFEST)
     try:
-        if manifest["format"] != FORMAT:
+        if manifest["format"] not in (FORMAT, SHARDED):
             # A newer version may have written it, with other files and other checksums.
             raise InputError(
                 f"checkpoint: {directory} has format {str(manifest['format'])[:_SHOWN]}, but this"
                 " version of"
-                f" ddp-trainer reads only format {FORMAT}; resume with the version that wrote it,"
-                " or set another checkpoint directory"
+                f" ddp-trainer reads only formats {FORMAT} and {SHARDED}; resume with the version"
+                " that wrote it, or set another checkpoint directory"
             )
         for file, expected in manifest["files"].items():
             _verify_file(directory, file, expected, checksum=checksums)
-        missing = {MODEL, OPTIMIZER, OPTIMIZER_REST, STATE} - manifest["files"].keys()
+        present = {whole_name(file) for file in manifest["files"]}
+        missing = {MODEL, OPTIMIZER, OPTIMIZER_REST, STATE} - present
     except FileNotFoundError as error:
         raise BrokenCheckpointError(f"{Path(error.filename).name} is missing") from error
     except (KeyError, TypeError, AttributeError) as error:

@@ -56,6 +56,8 @@ class Header:
     tensors: list[TensorHeader]
     """Tensors in the order of their places."""
     metadata: dict[str, str]
+    size: int
+    """Bytes of the file before the first tensor."""
 
 
 def read_header(path: Path) -> Header:
@@ -89,7 +91,7 @@ def read_header(path: Path) -> Header:
     for before, after in list(pairwise(places))[::2]:
         if before != after:
             raise HeaderError("its tensors do not fill the file")
-    return Header(tensors, metadata)
+    return Header(tensors, metadata, _LENGTH + length)
 
 
 def _parse(name: str, entry: Any) -> TensorHeader:

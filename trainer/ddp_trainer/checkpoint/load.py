@@ -20,14 +20,12 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
-from safetensors import SafetensorError
 
-from ddp_trainer.checkpoint.contents import read_contents, verify_contents
+from ddp_trainer.checkpoint.contents import read_contents, read_index, verify_contents
 from ddp_trainer.checkpoint.format import (
     AVERAGE,
     BROKEN,
@@ -43,8 +41,9 @@ from ddp_trainer.checkpoint.format import (
     UnreadableCheckpointError,
     names_in,
 )
+from ddp_trainer.checkpoint.parts import StoredTensor
 from ddp_trainer.checkpoint.snapshot import Checkpoint, Snapshot, Tensors
-from ddp_trainer.checkpoint.stream import TensorStream, read_some
+from ddp_trainer.checkpoint.stream import TensorStream, read_stored
 from ddp_trainer.checkpoint.volume import Sleep, os_error, retried, volume_error
 from ddp_trainer.errors import InputError
 from ddp_trainer.ranks.collectives import on_rank
@@ -143,15 +142,24 @@ def receive(
         VolumeError: On every rank, if the rank cannot read the checkpoint.
     """
     folder = path or Path()
+    index: dict[str, dict[str, StoredTensor]] = {}  # Only the rank that reads fills it.
+
+    def open_checkpoint() -> dict[str, Any]:
+        for file, tensors in read_index(folder).items():
+            index[file] = {tensor.name: tensor for tensor in tensors}
+        return read_contents(folder)
+
     document = on_rank(
-        src, lambda: reading(folder, lambda: _checked(lambda: read_contents(folder)), sleep), device
+        src, lambda: reading(folder, lambda: _checked(open_checkpoint), sleep), device
     )
 
     def read(act: Callable[[], Tensors]) -> Tensors:
         return reading(folder, lambda: _checked(act), sleep)
 
     def stream(file: str) -> TensorStream:
-        source = partial(read_some, folder / file)
+        def source(names: list[str]) -> Tensors:
+            return {name: read_stored(index[file][name]) for name in names}
+
         return TensorStream(source, document["tensors"][file], device, read, src)
 
     snapshot = Snapshot(
@@ -229,7 +237,7 @@ def _checked(read: Callable[[], T]) -> T:
     """Read a checkpoint that has passed its check, so that any error is an error of the volume."""
     try:
         return read()
-    except (SafetensorError, BrokenCheckpointError) as error:
+    except BrokenCheckpointError as error:
         raise os_error(error) from error
 
 

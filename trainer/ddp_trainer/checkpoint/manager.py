@@ -8,14 +8,16 @@ deletes only these, because another attempt may have written the rest.
 
 import contextlib
 import math
+import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from ddp_trainer.checkpoint import load, retention, writer
+from ddp_trainer.checkpoint.division import Pieces
 from ddp_trainer.checkpoint.fence import Fence, holder
 from ddp_trainer.checkpoint.format import (
     CONFIG,
@@ -29,13 +31,17 @@ from ddp_trainer.checkpoint.interval import Interval, read_experience
 from ddp_trainer.checkpoint.snapshot import Checkpoint
 from ddp_trainer.checkpoint.volume import Sleep, retried, volume_error
 from ddp_trainer.config import CheckpointConfig
+from ddp_trainer.ranks.collectives import by_rank
 from ddp_trainer.saved_state import SavedState
 from ddp_wire.files import open_folder
 from ddp_wire.messages import CheckpointInfo
 
 
 class CheckpointManager:
-    """Manager of a run's checkpoints in one attempt. Only global rank 0 accesses the volume."""
+    """Manager of a run's checkpoints in one attempt.
+
+    Global rank 0 opens the directory, commits and deletes. Other ranks only write their parts.
+    """
 
     def __init__(self, config: CheckpointConfig, sleep: Sleep = time.sleep) -> None:
         self._config = config
@@ -45,7 +51,10 @@ class CheckpointManager:
         self._fence: Fence | None = None
         self._known: list[CheckpointName] = []
         self._ratings: dict[CheckpointName, float] = {}
+        self._owner: dict[str, Any] = {}
         self._last_time = time.monotonic()
+        self.shared = False
+        """Whether every rank can write to the directory."""
         self._interval = Interval() if config.chooses_interval else None
 
     @property
@@ -81,9 +90,10 @@ class CheckpointManager:
             job: Uid of the job.
 
         Returns:
-            JSON: `attempt`, the number of this attempt. `resume`, the fields of the
-            `CheckpointInfo` to resume from, or null. `skipped`, one sentence per newer checkpoint
-            that is damaged, or one about all of them if the run starts over.
+            JSON: `attempt`, the number of this attempt. `claim`, its claim on the directory.
+            `resume`, the fields of the `CheckpointInfo` to resume from, or null. `skipped`, one
+            sentence per newer checkpoint that is damaged, or one about all of them if the run
+            starts over.
 
         Raises:
             InputError: If the directory or its checkpoints cannot be used.
@@ -91,7 +101,7 @@ class CheckpointManager:
             FencedError: If a newer attempt of this job owns the directory.
         """
         if self._directory is None:
-            return {"attempt": attempt or 0, "resume": None, "skipped": []}
+            return {"attempt": attempt or 0, "claim": {}, "resume": None, "skipped": []}
         directory = self._directory
         if self._interval is not None:
             self._interval = Interval(read_experience(directory))
@@ -105,7 +115,29 @@ class CheckpointManager:
         self._known = choice.known
         newest = load.reading(directory, lambda: self.newest, self._sleep)
         resume = newest.model_dump() if newest else None
-        return {"attempt": self._attempt, "resume": resume, "skipped": choice.skipped}
+        claim = self._fence.claim if self._fence else {}
+        return {
+            "attempt": self._attempt, "claim": claim, "resume": resume, "skipped": choice.skipped
+        }  # fmt: skip
+
+    def join(self, opened: dict[str, Any], device: torch.device) -> None:
+        """Find out whether all ranks can write to the directory. Every rank must call this.
+
+        Args:
+            opened: Result of `open` on rank 0.
+            device: The run's device.
+        """
+        self._attempt, self._owner = opened["attempt"], opened["claim"]
+        self.shared = self.enabled and all(by_rank(int(self._sees_claim()), device))
+
+    def _sees_claim(self) -> bool:
+        """Return whether this rank sees the claim of rank 0, and may write beside it."""
+        if self._directory is None:
+            return False
+        try:
+            return holder(self._directory) == self._owner and os.access(self._directory, os.W_OK)
+        except OSError:
+            return False
 
     def _claim(self, directory: Path, attempt: int | None, config: dict[str, Any], job: str) -> int:
         """Claim and prepare the directory, and return the number of the attempt."""
@@ -194,24 +226,92 @@ class CheckpointManager:
                 deleted.
         """
         step = checkpoint.state.step
-        if self._directory is None or self._fence is None:
-            return None
-        if self._known and self._known[-1].step == step:
+        if self._directory is None or self._fence is None or self.is_saved(step):
             return None
         self._last_time = time.monotonic()
         name = CheckpointName(step, self._attempt)
-        try:
+        with self._fenced():
             writer.commit(self._directory, name, checkpoint, self._fence.check)
+        return self._add(name)
+
+    def is_saved(self, step: int) -> bool:
+        """Return whether the newest checkpoint is of this step. Only rank 0 knows it."""
+        return bool(self._known) and self._known[-1].step == step
+
+    def begin(self, step: int) -> None:
+        """Begin a checkpoint that several ranks write. Only rank 0 calls this method.
+
+        Raises:
+            OSError: If the volume fails.
+            FencedError: If a newer attempt owns the directory.
+        """
+        self._last_time = time.monotonic()
+        with self._fenced():
+            writer.begin(*self._place(step))
+
+    def write_part(self, step: int, part: tuple[int, int], pieces: Pieces) -> None:
+        """Write this rank's part of a checkpoint that rank 0 has begun.
+
+        Args:
+            step: Number of completed updates.
+            part: Number of this part, from 1, and number of parts.
+            pieces: What this rank writes.
+
+        Raises:
+            OSError: If the volume fails.
+        """
+        writer.write_part(*self._place(step), part, self._owner, pieces)
+
+    def finish(self, parts: int, checkpoint: Checkpoint) -> CheckpointInfo | None:
+        """Commit a checkpoint whose parts are written. Only rank 0 calls this method.
+
+        Args:
+            parts: Number of parts.
+            checkpoint: As for `writer.finish`.
+
+        Raises:
+            OSError: If the volume fails, or a part is missing.
+            FencedError: If a newer attempt owns the directory.
+        """
+        directory, name = self._place(checkpoint.state.step)
+        if self._fence is None:
+            return None
+        with self._fenced():
+            check = self._fence.check
+            writer.finish(directory, name, parts, self._owner, checkpoint, may_commit=check)
+        return self._add(name)
+
+    def abandon(self, step: int) -> None:
+        """Delete a checkpoint that is not complete. Only rank 0 calls this method."""
+        writer.abandon(*self._place(step))
+
+    def _place(self, step: int) -> tuple[Path, CheckpointName]:
+        if self._directory is None:
+            raise ValueError("there is no directory for checkpoints")
+        return self._directory, CheckpointName(step, self._attempt)
+
+    @contextlib.contextmanager
+    def _fenced(self) -> Iterator[None]:
+        """After an error of the volume, raise a `FencedError` instead if that is the reason.
+
+        A newer attempt deletes pending directories.
+        """
+        try:
+            yield
         except OSError:
-            # A newer attempt deletes pending directories. Then the fence is the real reason.
-            with contextlib.suppress(OSError):
-                self._fence.check()
+            if self._fence is not None:
+                with contextlib.suppress(OSError):
+                    self._fence.check()
             raise
+
+    def _add(self, name: CheckpointName) -> CheckpointInfo | None:
+        """Record a committed checkpoint, and delete the oldest ones."""
         self._known = [*self._known, name]
-        with contextlib.suppress(OSError):  # The next save tries again to delete.
-            self._known = retention.delete_others(
-                self._directory, self._known, self._config, self._rating, self._fence.check
-            )
+        if self._directory is not None and self._fence is not None:
+            with contextlib.suppress(OSError):  # The next save tries again to delete.
+                self._known = retention.delete_others(
+                    self._directory, self._known, self._config, self._rating, self._fence.check
+                )
         return self.newest
 
 

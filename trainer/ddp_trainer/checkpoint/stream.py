@@ -3,6 +3,8 @@
 So each rank needs memory for only a small part of a checkpoint at once.
 """
 
+import errno
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +14,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from ddp_trainer.checkpoint.parts import StoredTensor
 from ddp_trainer.checkpoint.snapshot import Tensors
 from ddp_trainer.checkpoint.volume import os_error
 from ddp_trainer.ranks.collectives import broadcast, on_rank
+from ddp_wire.files import open_to_read
 
 CHUNK = 64 << 20
 """Maximum number of bytes that a rank reads at once, unless a single tensor is larger."""
@@ -128,6 +132,36 @@ def read_some(path: Path, names: list[str]) -> Tensors:
     with _opened(path) as file:
         # Copy, because a tensor that maps its file would fault when a network volume drops it.
         return {name: file.get_tensor(name).clone() for name in names}
+
+
+def read_stored(stored: StoredTensor) -> Tensor:
+    """Read a tensor of a checkpoint, which may be divided over several files.
+
+    Raises:
+        OSError: If the volume fails, or a file has become shorter.
+    """
+    dtype = getattr(torch, stored.dtype)
+    flat = torch.empty(torch.Size(stored.shape).numel(), dtype=dtype)
+    into: memoryview = flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
+    for span in stored.spans:
+        begin, end = (place * dtype.itemsize for place in (span.begin, span.begin + span.count))
+        read_into(span.path, span.position, into[begin:end])
+    return flat.reshape(stored.shape)
+
+
+def read_into(path: Path, position: int, into: memoryview) -> None:
+    """Fill a buffer from a place in a file.
+
+    Raises:
+        OSError: If the volume fails, or the file ends too early.
+    """
+    with os.fdopen(open_to_read(path), "rb", buffering=0) as file:
+        file.seek(position)
+        while into:
+            count = file.readinto(into)
+            if not count:
+                raise OSError(errno.EIO, "the file ends too early", str(path))
+            into = into[count:]
 
 
 def _opened(path: Path) -> Any:

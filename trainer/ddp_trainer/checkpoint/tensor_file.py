@@ -3,15 +3,19 @@
 The library's own writer needs contiguous tensors and copies them all first. This one copies one
 tensor at a time, and only if its layout is not row by row. The format: the length of the header
 (8 bytes, little-endian), the header (JSON), and the tensors
-(https://github.com/huggingface/safetensors).
+(https://github.com/huggingface/safetensors). A file may hold parts of tensors
+(`checkpoint.parts`).
 """
 
 import json
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from ddp_trainer.checkpoint.parts import PARTS
 from ddp_trainer.checkpoint.store.base import Part
 from ddp_trainer.errors import InputError
 from ddp_trainer.names import NamedTensors
@@ -29,8 +33,54 @@ _ALIGNMENT = 8
 """Multiple of bytes at which the tensors begin."""
 
 
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Consecutive numbers of a tensor, in the order of its indices, that a rank writes."""
+
+    name: str
+    shape: tuple[int, ...]
+    """Shape of the whole tensor."""
+    source: Tensor
+    """Tensor of this rank that contains the numbers, on any device and in any layout."""
+    begin: int = 0
+    """Place of the source's first number in the whole tensor."""
+    first: int = 0
+    """Place of the piece's first number in the source."""
+    count: int = -1
+    """Number of numbers. -1 for all numbers of the source."""
+
+    @classmethod
+    def whole(cls, name: str, tensor: Tensor) -> "Piece":
+        """Return the piece that is a whole tensor."""
+        return cls(name, tuple(tensor.shape), tensor)
+
+    @property
+    def numel(self) -> int:
+        """Number of numbers."""
+        return self.source.numel() if self.count < 0 else self.count
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return self.numel * self.source.element_size()
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the piece is the whole tensor."""
+        return self.numel == math.prod(self.shape)
+
+    def data(self) -> memoryview:
+        """Return the numbers as bytes, in host memory. Copy them only if necessary."""
+        plain = self.source.detach()
+        if self.numel < plain.numel():
+            plain = plain.contiguous().reshape(-1)[self.first : self.first + self.numel]
+        plain = plain.cpu().resolve_conj().resolve_neg().contiguous()
+        data: memoryview = plain.reshape(-1).view(torch.uint8).numpy().data
+        return data
+
+
 def tensor_parts(tensors: NamedTensors) -> Iterator[Part]:
-    """Yield the content of a file with the tensors: its header, then each tensor with numbers.
+    """Yield the content of a file with whole tensors: its header, then each tensor with numbers.
 
     Args:
         tensors: Tensors by name, on any device and in any layout.
@@ -38,28 +88,47 @@ def tensor_parts(tensors: NamedTensors) -> Iterator[Part]:
     Raises:
         InputError: If the format does not know a tensor's data type.
     """
+    return piece_parts([Piece.whole(name, tensor) for name, tensor in tensors.items()])
+
+
+def piece_parts(pieces: Iterable[Piece]) -> Iterator[Part]:
+    """Yield the content of a file: its header, then the numbers of each piece.
+
+    Args:
+        pieces: At most one piece of each tensor.
+
+    Raises:
+        InputError: If the format does not know a tensor's data type.
+    """
     # The largest numbers first, so that each tensor begins at a multiple of its numbers' size.
-    ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
+    ordered = sorted(pieces, key=lambda piece: (-piece.source.element_size(), piece.name))
     yield _header(ordered)
-    for _, tensor in ordered:
-        if tensor.numel():
-            plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
-            yield plain.reshape(-1).view(torch.uint8).numpy().data
+    for piece in ordered:
+        if piece.numel:
+            yield piece.data()
 
 
-def _header(ordered: list[tuple[str, Tensor]]) -> bytes:
+def _header(ordered: list[Piece]) -> bytes:
     header: dict[str, dict[str, object]] = {}
+    parts = {
+        piece.name: {"shape": piece.shape, "begin": piece.begin + piece.first}
+        for piece in ordered
+        if not piece.is_whole
+    }
+    if parts:
+        header["__metadata__"] = {PARTS: json.dumps(parts, separators=(",", ":"))}
     end = 0
-    for name, tensor in ordered:
-        dtype = _TYPES.get(tensor.dtype)
+    for piece in ordered:
+        dtype = _TYPES.get(piece.source.dtype)
         if dtype is None:
             raise InputError(
-                f'checkpoint: tensor "{name}" has the type {tensor.dtype}, which checkpoints do not'
-                " support"
+                f'checkpoint: tensor "{piece.name}" has the type {piece.source.dtype}, which'
+                " checkpoints do not support"
             )
-        begin, end = end, end + tensor.numel() * tensor.element_size()
-        header[name] = {
-            "dtype": dtype, "shape": list(tensor.shape), "data_offsets": [begin, end]
+        begin, end = end, end + piece.nbytes
+        shape = piece.shape if piece.is_whole else (piece.numel,)
+        header[piece.name] = {
+            "dtype": dtype, "shape": list(shape), "data_offsets": [begin, end]
         }  # fmt: skip
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _ALIGNMENT)

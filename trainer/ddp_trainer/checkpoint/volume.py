@@ -7,7 +7,6 @@ error does not mean that the checkpoint is damaged.
 import errno
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import TypeVar
 
 from ddp_trainer.errors import InputError, ReportedError, VolumeError
@@ -70,12 +69,3 @@ def os_error(error: Exception) -> OSError:
     """
     found = _SYSTEM_ERROR.search(str(error))
     return OSError(int(found[1] or found[2]), str(error)) if found else OSError(str(error))
-
-
-def exists(path: Path) -> bool:
-    """Return whether a file exists. Raise errors of the volume, which newer Pythons hide."""
-    try:
-        path.stat()
-    except FileNotFoundError:
-        return False
-    return True

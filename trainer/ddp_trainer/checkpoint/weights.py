@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ddp_trainer.checkpoint.format import MODEL
+from ddp_trainer.checkpoint.format import MODEL, BrokenCheckpointError, whole_name
 from ddp_trainer.checkpoint.header import HeaderError, read_header
 from ddp_trainer.checkpoint.named_weights import (
     METADATA,
@@ -23,8 +23,9 @@ from ddp_trainer.checkpoint.named_weights import (
     check_tensor,
     chosen_entry,
 )
+from ddp_trainer.checkpoint.parts import files_in, stored_tensors
 from ddp_trainer.checkpoint.snapshot import Tensors
-from ddp_trainer.checkpoint.stream import read_some
+from ddp_trainer.checkpoint.stream import read_some, read_stored
 
 _ZIP = b"PK\x03\x04"
 
@@ -44,6 +45,8 @@ def open_weights(path: Path, key: str | None = None) -> Weights:
     if path.is_dir():
         if (path / MODEL).is_file():
             return _safetensors(path / MODEL, key)
+        if has_file(path, MODEL):
+            return open_kind(path, MODEL)
         if (path / METADATA).exists():
             from ddp_trainer.checkpoint.dcp import open_dcp  # noqa: PLC0415 - imports torch's DCP
 
@@ -56,6 +59,45 @@ def open_weights(path: Path, key: str | None = None) -> Weights:
     if start == _ZIP or start[:1] == b"\x80":
         return _torch_file(path, key, is_archive=start == _ZIP)
     return _safetensors(path, key)
+
+
+def has_file(checkpoint: Path, file: str) -> bool:
+    """Return whether a checkpoint has tensors of a kind, in one file or in parts.
+
+    Args:
+        checkpoint: A folder, which may be no checkpoint.
+        file: Name of the whole file of the kind, for example `MODEL`.
+
+    Raises:
+        OSError: If the volume fails.
+    """
+    try:
+        return any(whole_name(name) == file for name in files_in(checkpoint))
+    except BrokenCheckpointError:
+        return False
+
+
+def open_kind(checkpoint: Path, file: str) -> Weights:
+    """Open the tensors of one kind in a complete checkpoint.
+
+    Args:
+        checkpoint: The checkpoint.
+        file: Name of the whole file of the kind, for example `MODEL`.
+
+    Raises:
+        WeightsError: If a file is damaged.
+        OSError: If the volume fails.
+    """
+    try:
+        tensors = stored_tensors(checkpoint, file, files_in(checkpoint))
+    except BrokenCheckpointError as error:
+        raise WeightsError(f"{checkpoint} is damaged: {error}") from error
+    by_name = {tensor.name: tensor for tensor in tensors}
+    return Weights(
+        checkpoint,
+        [tensor.document() for tensor in tensors],
+        lambda names: {name: read_stored(by_name[name]) for name in names},
+    )
 
 
 def _safetensors(path: Path, key: str | None) -> Weights:

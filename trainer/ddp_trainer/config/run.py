@@ -70,6 +70,9 @@ class CheckpointConfig(Section):
     start_over: bool = False
     """Whether to train from the beginning if checkpoints exist but none is usable. The unusable
     checkpoints are moved to a folder set-aside-N. Otherwise the run ends with an error."""
+    part_mb: PositiveFloat = 64.0
+    """Size in MiB up to which rank 0 writes a checkpoint alone. The ranks divide the write of a
+    larger one, if all of them can write to the directory."""
     memory: bool = True
     """Whether ranks that must end keep their state in memory, so that the next attempt repeats no
     update. Only on the CPU, and if the agent offers memory."""

@@ -178,6 +178,12 @@ class Compression:
                     self._feedback.add(int(index), tensor, 1.0)
 
 
+def owner_of(path: str) -> int | None:
+    """Return the rank to which an entry of the state belongs, or None if all ranks have it."""
+    kind, _, rest = path.partition("/")
+    return int(rest.partition("/")[0]) if kind == _RESIDUE else None
+
+
 def residues_in(saved: NamedTensors) -> bool:
     """Return whether saved state contains residues that `Compression.load` can use."""
     return any(map(is_residue, saved))

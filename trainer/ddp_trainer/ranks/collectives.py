@@ -4,7 +4,7 @@ All of them use the default process group. Every rank must call them in the same
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -146,3 +146,35 @@ def errors_of_first_rank(device: torch.device) -> Iterator[None]:
     answer: dict[str, Any] = broadcast_json(own, device)
     if answer:
         raise reported_error(answer["code"], answer["error"]) from failed
+
+
+def first_failure(
+    act: Callable[[], None], actors: Sequence[int], device: torch.device
+) -> OSError | None:
+    """Call `act` on some ranks, and return the error of the first that fails, on every rank.
+
+    Args:
+        act: Function that does not communicate.
+        actors: The ranks that call it.
+        device: The run's device.
+
+    Raises:
+        ReportedError: On every rank, if `act` raised a ReportedError on one.
+    """
+    own: dict[str, Any] = {}
+    if (dist.get_rank() if is_joined() else 0) in actors:
+        try:
+            act()
+        except OSError as error:
+            own = {"errno": error.errno, "text": str(error)}
+        except ReportedError as error:
+            own = {"code": error.code, "text": str(error)}
+    failed = [rank for rank, flag in enumerate(by_rank(int(bool(own)), device)) if flag]
+    if not failed:
+        return None
+    first = broadcast_json(own, device, failed[0])
+    if "code" in first:
+        raise reported_error(first["code"], first["text"])
+    found = OSError(first["text"])
+    found.errno = first["errno"]
+    return found

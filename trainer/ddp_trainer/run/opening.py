@@ -171,6 +171,7 @@ def _open_checkpoints(
         opened = on_first_rank(
             lambda: checkpoints.open(request.attempt, built.document, request.job), device
         )
+        checkpoints.join(opened, device)
         saved = checkpoints.receive(device) if opened["resume"] else None
     folder = request.records if config.checkpoint.memory else None
     restart = choose_restart(folder, ranks, device, saved)

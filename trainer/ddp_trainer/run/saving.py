@@ -8,9 +8,17 @@ Functions call each other in this order to write a checkpoint:
         CheckpointManager.save   rank 0: skip a step that is saved already; delete old checkpoints
           writer.commit          rank 0: write the files and the manifest, then rename the folder
 
-Only rank 0 accesses the volume. All other ranks wait for rank 0 in the context
-`errors_of_first_rank`, which raises the same error on all ranks. This wait may be longer than the
-timeout of a collective.
+The ranks divide the write of a large checkpoint, if all of them can write to the directory:
+
+    save
+      _plan                      every rank: what it writes (`checkpoint.division`)
+      _save_in_parts
+        CheckpointManager.begin  rank 0: create the folder
+        … .write_part            each rank: write its part
+        … .finish                rank 0: write the manifest, then rename the folder
+
+All ranks wait for each other between these steps, and raise the same errors. This wait may be
+longer than the timeout of a collective.
 """
 
 import math
@@ -18,19 +26,29 @@ import platform
 import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 
 import torch
 
 from ddp_trainer.checkpoint import records
+from ddp_trainer.checkpoint.division import Pieces, holding, pieces_of, quotas
+from ddp_trainer.checkpoint.division import writers as choose_writers
 from ddp_trainer.checkpoint.snapshot import Checkpoint, Snapshot
 from ddp_trainer.checkpoint.volume import volume_error
 from ddp_trainer.errors import ReportedError
 from ddp_trainer.numerics.guard import NonFiniteError
 from ddp_trainer.ranks import process_group
-from ddp_trainer.ranks.collectives import errors_of_first_rank, on_first_rank, sum_over_ranks
+from ddp_trainer.ranks.collectives import (
+    by_rank,
+    errors_of_first_rank,
+    first_failure,
+    on_first_rank,
+    sum_over_ranks,
+)
+from ddp_trainer.run.replicas import compared
 from ddp_trainer.run.run import Run
 from ddp_trainer.run.settling import settle
-from ddp_trainer.run.state import gather, restore
+from ddp_trainer.run.state import gather, gather_documents, own_state, restore
 from ddp_trainer.saved_state import SavedConfig, SavedState
 from ddp_wire.activity import Activity
 
@@ -57,10 +75,14 @@ def save(run: Run, *, required: bool = False) -> None:
         return
     settle(run)
     run.learner.trace.enter(Activity.CHECKPOINT)
-    with run.report.apart("checkpoint"), run.learner.gate:
+    with run.report.apart("checkpoint"), run.learner.gate, _volume_timeout(run):
         start = time.monotonic()
+        plan = _plan(run)
+        if plan is not None:
+            _save_in_parts(run, plan, start, required=required)
+            return
         taken = gather(run.learner, run.task)
-        with _volume_timeout(run), errors_of_first_rank(run.learner.device):
+        with errors_of_first_rank(run.learner.device):
             if taken is not None:
                 _commit(run, taken, start, required=required)
 
@@ -77,13 +99,7 @@ def _commit(run: Run, taken: Snapshot, start: float, *, required: bool) -> None:
     try:
         saved = run.checkpoints.save(Checkpoint(state_of(run), taken))
     except OSError as error:
-        sentence = (
-            f"checkpoint of step {run.position.step} was not saved to"
-            f" {run.config.checkpoint.directory}: {error}"
-        )
-        if required:
-            raise volume_error(sentence, error, ReportedError) from error
-        run.report.warn(f"{sentence}; training continues")
+        _failed(run, error, required=required)
         return
     if saved is None:
         return
@@ -92,6 +108,82 @@ def _commit(run: Run, taken: Snapshot, start: float, *, required: bool) -> None:
     run.report.saved(run.checkpoints.newest or saved, seconds)
     if note:
         run.report.note(note)
+
+
+def _failed(run: Run, error: OSError, *, required: bool) -> None:
+    """Warn that a checkpoint was not saved, or raise an error if it is required."""
+    sentence = (
+        f"checkpoint of step {run.position.step} was not saved to"
+        f" {run.config.checkpoint.directory}: {error}"
+    )
+    if required:
+        raise volume_error(sentence, error, ReportedError) from error
+    run.report.warn(f"{sentence}; training continues")
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """Division of a checkpoint over the ranks that write it."""
+
+    own: Snapshot
+    """This rank's state."""
+    pieces: Pieces
+    """What this rank writes."""
+    writers: list[int]
+
+
+def _plan(run: Run) -> _Plan | None:
+    """Divide the write of a checkpoint, or return None if rank 0 writes it. Every rank must call.
+
+    Only tensors that the ranks have just compared count as equal on all ranks. So a checkpoint
+    never mixes the state of ranks that differ.
+    """
+    learner, ranks = run.learner, run.ranks
+    if ranks.world_size == 1 or not run.checkpoints.shared:
+        return None
+    own = own_state(learner, run.task)
+    equal = {id(tensor) for tensor in compared(learner).values()} if run.replicas.enabled else set()
+    splits = learner.strategy.splits_optimizer
+    found = holding(own, ranks.rank, equal, splits_optimizer=splits)
+    if found is None:
+        return None
+    sizes = by_rank(found.own_bytes, learner.device)
+    limit = round(run.config.checkpoint.part_mb * 2**20)
+    writers = choose_writers(sizes, found.equal_bytes, limit)
+    if len(writers) == 1:
+        return None
+    gather_documents(own, learner)
+    shares = quotas([sizes[rank] for rank in writers], found.equal_bytes)
+    mine = ranks.rank in writers
+    pieces = pieces_of(found, shares, writers.index(ranks.rank)) if mine else {}
+    return _Plan(own, pieces, writers)
+
+
+def _save_in_parts(run: Run, plan: _Plan, start: float, *, required: bool) -> None:
+    """Write a checkpoint together with the other ranks. Every rank must call this."""
+    step, device, checkpoints = run.position.step, run.learner.device, run.checkpoints
+    count, rank = len(plan.writers), run.ranks.rank
+
+    def write() -> None:
+        checkpoints.write_part(step, (plan.writers.index(rank) + 1, count), plan.pieces)
+
+    def finish() -> None:
+        saved = checkpoints.finish(count, Checkpoint(state_of(run), plan.own))
+        if saved:
+            run.report.saved(saved, time.monotonic() - start)
+
+    if on_first_rank(lambda: checkpoints.is_saved(step), device):
+        return
+    failure = first_failure(lambda: checkpoints.begin(step), [0], device)
+    if failure is None:
+        try:
+            failure = first_failure(write, plan.writers, device)
+            failure = failure or first_failure(finish, [0], device)
+        finally:
+            if run.ranks.is_first and not checkpoints.is_saved(step):
+                checkpoints.abandon(step)
+    if failure is not None:
+        _failed(run, failure, required=required)
 
 
 def roll_back(run: Run) -> None:

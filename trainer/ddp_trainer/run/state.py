@@ -62,11 +62,16 @@ def gather(learner: Learner, task: Task) -> Snapshot | None:
         buffers=_gathered(own.buffers, learner, union=bool(len(own.buffers))),
         task=_gathered(own.task, learner),
     )
-    if learner.strategy.splits_optimizer:
-        for rank in range(1, dist.get_world_size()):
-            plain = broadcast_json(own.optimizer_rest["state"], learner.device, rank)
-            gathered.optimizer_rest["state"] |= plain
+    gather_documents(gathered, learner)
     return gathered if learner.rank == 0 else None
+
+
+def gather_documents(own: Snapshot, learner: Learner) -> None:
+    """Add the optimizer's values of all ranks that are no tensors. Every rank must call this."""
+    if learner.strategy.splits_optimizer:
+        mine = own.optimizer_rest["state"]
+        merged = [broadcast_json(mine, learner.device, rank) for rank in range(_world_size())]
+        own.optimizer_rest["state"] = {key: value for each in merged for key, value in each.items()}
 
 
 def own_state(learner: Learner, task: Task, tensors: Tensors | None = None) -> Snapshot:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ddp_trainer.checkpoint.format import (
     AVERAGE,
+    MANIFEST,
     MODEL,
     OPTIMIZER,
     OPTIMIZER_REST,
@@ -34,7 +35,7 @@ from ddp_trainer.checkpoint.named_weights import Weights, WeightsError
 from ddp_trainer.checkpoint.reading import kept
 from ddp_trainer.checkpoint.snapshot import Tensors
 from ddp_trainer.checkpoint.volume import Sleep, os_error, retried, volume_error
-from ddp_trainer.checkpoint.weights import open_weights
+from ddp_trainer.checkpoint.weights import has_file, open_kind, open_weights
 from ddp_trainer.errors import InputError
 from ddp_trainer.saved_state import SavedConfig, SavedState
 from ddp_trainer.tools.export.source import find_checkpoint
@@ -111,17 +112,20 @@ def _read(
     sleep: Sleep,
 ) -> tuple[Weights, Tensors]:
     """Return the opened source and its tensors."""
-    is_checkpoint = source.is_dir() and bool(names_in(source) or (source / MODEL).is_file())
+    marks = (MODEL, MANIFEST)
+    is_checkpoint = source.is_dir() and bool(
+        names_in(source) or any((source / mark).is_file() for mark in marks)
+    )
     if is_checkpoint:
         source = find_checkpoint(source, sleep, command="convert")
-    if averaged and not (is_checkpoint and (source / AVERAGE).is_file()):
+    if averaged and not (is_checkpoint and has_file(source, AVERAGE)):
         raise InputError(f"convert: {source} has no moving average")
 
     def read() -> tuple[Weights, Tensors]:
         weights = open_weights(source, key)
         tensors = weights.read([name for name, *_ in weights.described])
         if averaged:
-            average = open_weights(source / AVERAGE)
+            average = open_kind(source, AVERAGE)
             tensors |= average.read([name for name, *_ in average.described])
         return weights, tensors
 

@@ -105,20 +105,44 @@ class DirectoryStore:
         Raises:
             OSError: If the volume fails, or the name exists.
         """
-        final, pending = self.directory / name, self.directory / (name + PENDING)
-        if os.path.lexists(final):
-            raise FileExistsError(f"{final} exists already")
-        pending.mkdir()
+        pending = self._create(name)
         committed = False
         try:
-            with held_path(pending, self.directory) as folder:
-                uncommitted = _Uncommitted(folder, pending, final)
+            with self.joined(name) as uncommitted:
                 yield uncommitted
                 committed = uncommitted.committed
         finally:
             if not committed:
                 with contextlib.suppress(OSError):
                     remove(pending, self.directory)
+
+    def create(self, name: str) -> None:
+        """Begin a checkpoint that several processes write (`joined`). It stays until `delete`.
+
+        Raises:
+            OSError: If the volume fails, or the name exists.
+        """
+        self._create(name)
+        sync(self.directory)
+
+    @contextlib.contextmanager
+    def joined(self, name: str) -> Iterator[_Uncommitted]:
+        """Open a checkpoint that is begun.
+
+        Raises:
+            OSError: If the volume fails, or the checkpoint is not begun.
+        """
+        final, pending = self.directory / name, self.directory / (name + PENDING)
+        pending.lstat()  # Never create the folder: another attempt may have deleted it.
+        with held_path(pending, self.directory) as folder:
+            yield _Uncommitted(folder, pending, final)
+
+    def _create(self, name: str) -> Path:
+        final, pending = self.directory / name, self.directory / (name + PENDING)
+        if os.path.lexists(final):
+            raise FileExistsError(f"{final} exists already")
+        pending.mkdir()
+        return pending
 
     def delete(self, name: str) -> None:
         """Rename a folder, then delete it, so that it never looks like a checkpoint.

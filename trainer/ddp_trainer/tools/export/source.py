@@ -5,7 +5,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load_file
 from torch import nn
 
 from ddp_trainer.checkpoint.contents import verify_contents
@@ -18,8 +17,9 @@ from ddp_trainer.checkpoint.format import (
     names_in,
     read_json,
 )
-from ddp_trainer.checkpoint.snapshot import put_model
+from ddp_trainer.checkpoint.snapshot import Tensors, put_model
 from ddp_trainer.checkpoint.volume import Sleep, retried, volume_error
+from ddp_trainer.checkpoint.weights import has_file, open_kind
 from ddp_trainer.errors import InputError
 from ddp_trainer.saved_state import SavedState
 
@@ -64,11 +64,11 @@ def load_weights(model: nn.Module, checkpoint: Path, *, averaged: bool) -> bool:
     Returns:
         Whether the moving average was loaded.
     """
-    tensors = load_file(checkpoint / MODEL)
-    average = checkpoint / AVERAGE
-    use_average = averaged and average.is_file()
-    if use_average:
-        tensors |= load_file(average)
+    use_average = averaged and has_file(checkpoint, AVERAGE)
+    tensors: Tensors = {}
+    for file in (MODEL, AVERAGE) if use_average else (MODEL,):
+        weights = open_kind(checkpoint, file)
+        tensors |= weights.read([name for name, *_ in weights.described])
     put_model(model, tensors)
     return use_average
 
