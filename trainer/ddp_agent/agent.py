@@ -181,7 +181,7 @@ class Agent:
         process.kill()
         self._writer.cleared()
         self._writer.update_from_ranks(launch)
-        self._writer.set_kept_step(process.kept_step())
+        self._writer.set_kept_steps(process.kept_steps(self._config.procs_per_node))
         if interruption is not None:
             self._conclude_interrupted(interruption, exits)
         else:

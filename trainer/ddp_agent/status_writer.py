@@ -30,6 +30,7 @@ from ddp_wire.messages import (
     HungRank,
     Timeline,
 )
+from ddp_wire.records import KeptSteps
 
 LOOK_SECONDS = 0.5
 """Seconds between two checks of the connections of a command's ranks during its start."""
@@ -116,9 +117,9 @@ class StatusWriter:
         """Publish the obstacle before the start that this node waits for, or None."""
         self.cell.set_waits_for(text)
 
-    def set_kept_step(self, step: int | None) -> None:
-        """Store the update after which this node has kept the state of the run in memory."""
-        self.cell.update(kept_step=step)
+    def set_kept_steps(self, kept: KeptSteps) -> None:
+        """Store the updates after which this node has kept the state of the run in memory."""
+        self.cell.update(kept_step=kept.whole, kept_part_step=kept.parts)
 
     def set_warm(self, warm: bool) -> None:
         """Publish whether an attempt could start at once."""

@@ -346,5 +346,8 @@ class AgentStatus(WireModel):
     kept_step: Number | None = None
     """Update after which this node has kept the state of the run in memory at the end of the
     attempt. None if it has not, and from an older agent."""
+    kept_part_step: Number | None = None
+    """Update after which all ranks of this node have kept their parts of the state in memory. The
+    state is whole only with the parts of all nodes. None if they have not."""
     waits_for: Annotated[str, Field(max_length=512)] | None = None
     """Reason why this node has not started its attempt for at least 15 s. None otherwise."""

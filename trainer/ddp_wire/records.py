@@ -9,9 +9,8 @@ writes its parts of a record, and the agent waits while one is being written.
 import contextlib
 import json
 import re
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 LEAVE_FILE = "leave"
 """File with the number of the attempt whose ranks must write a record and end."""
@@ -38,30 +37,48 @@ def must_leave(folder: Path, attempt: int) -> bool:
         return False
 
 
-def newest_step(folder: Path, attempt: int) -> int | None:
-    """Return the step of the newest record of an attempt that this node alone can provide, or None.
+class KeptSteps(NamedTuple):
+    """Updates after which the ranks of a node have kept their state in an attempt."""
 
-    If each rank holds a part of the state, the parts of all ranks must be on this node.
+    whole: int | None = None
+    """Update of the newest record that this node alone can provide."""
+    parts: int | None = None
+    """Update of the newest record of which all ranks of this node have their parts here, while the
+    record also needs the parts of other nodes' ranks."""
+
+
+def kept_steps(folder: Path, attempt: int, ranks: int) -> KeptSteps:
+    """Return the updates of the records that an attempt has written on this node.
+
+    Args:
+        folder: Folder of the node's records.
+        attempt: Number of the attempt.
+        ranks: Number of ranks of this node.
     """
     try:
         names = [entry.name for entry in folder.iterdir()]
     except OSError:
-        return None
-    found = [match for name in names if (match := _RECORD.fullmatch(name))]
-    whole = [m for m in found if int(m["attempt"]) == attempt and _is_whole(folder, m[0], names)]
-    return max((int(match["step"]) for match in whole), default=None)
+        return KeptSteps()
+    whole, parts = [], []
+    for found in filter(None, map(_RECORD.fullmatch, names)):
+        if int(found["attempt"]) == attempt and (needed := _needed_parts(folder / found[0])) >= 0:
+            own = re.compile(rf"{re.escape(found[0])}\.rank-\d+")
+            count = sum(own.fullmatch(name) is not None for name in names)
+            if count >= needed:
+                whole.append(int(found["step"]))
+            elif count >= ranks:
+                parts.append(int(found["step"]))
+    return KeptSteps(max(whole, default=None), max(parts, default=None))
 
 
-def _is_whole(folder: Path, record: str, names: Sequence[str]) -> bool:
-    """Return whether this node has all parts of a record that the record needs."""
+def _needed_parts(record: Path) -> int:
+    """Return the number of ranks whose parts a record needs, or -1 if it cannot be read."""
     try:
-        with (folder / record / PART_FILE).open("rb") as file:
+        with (record / PART_FILE).open("rb") as file:
             part: Any = json.loads(file.read(_LARGEST_PART_FILE))
-        needed = part["world_size"] if part["division"] == "all" else 0
-        own = re.compile(rf"{re.escape(record)}\.rank-\d+")
-        return sum(own.fullmatch(name) is not None for name in names) >= needed
+        return int(part["world_size"]) if part["division"] == "all" else 0
     except (OSError, ValueError, TypeError, KeyError):
-        return False
+        return -1
 
 
 def is_written(folder: Path) -> bool:

@@ -28,10 +28,13 @@ from ddp_operator.reconcile.fault import Fault
 from ddp_operator.reconcile.hangs import HUNG
 from ddp_operator.reconcile.terminations import CORRUPTED, NETWORK_FAILED, VOLUME_FAILED
 from ddp_operator.reconcile.world import World
+from ddp_wire.messages import AgentPhase
 
 STALLED_LIMIT = 3
 """Number of stalled attempts in a row that fails the job, because no stronger remedy is left."""
 
+_RUNS = frozenset({AgentPhase.STARTING, AgentPhase.TRAINING})
+"""Phases of an agent whose ranks may still keep their state."""
 _STRIKES = 32
 """Maximum number of Kubernetes nodes with strikes in the status."""
 
@@ -114,13 +117,31 @@ def has_saved(status: DDPJobStatus) -> bool:
 
 
 def _has_kept(world: World, status: DDPJobStatus) -> bool:
-    """Return whether a living pod keeps in memory a later state than the attempt began with.
+    """Return whether living pods keep in memory a later state than the attempt began with.
 
     Then the attempt has made progress, and new pods would lose that state.
     """
     start = status.resumed_from_step or 0
-    found = [a.kept_step for a in world.agent_statuses.values() if a.attempt == status.attempt]
-    return any(step is not None and step > start for step in found)
+    found = [a for a in world.agent_statuses.values() if a.attempt == status.attempt]
+    steps = {a.kept_part_step for a in found if a.kept_part_step is not None}
+    return any(a.kept_step is not None and a.kept_step > start for a in found) or any(
+        step > start and _may_be_whole(world, status, step) for step in steps
+    )
+
+
+def _may_be_whole(world: World, status: DDPJobStatus, step: int) -> bool:
+    """Return whether the pods of all members may keep their parts of the state after an update.
+
+    A pod whose ranks have not ended yet may still keep its part.
+    """
+    for index in world.members:
+        pod = world.pod(index)
+        agent = world.agent_status(pod) if pod is not None and not pod.terminal else None
+        if agent is None or agent.attempt != status.attempt:
+            return False
+        if agent.kept_part_step != step and agent.phase not in _RUNS:
+            return False
+    return True
 
 
 def _reports_checkpoints(job: DDPJob, status: DDPJobStatus) -> bool:

@@ -87,16 +87,19 @@ def test_request_to_leave_is_for_one_attempt(tmp_path: Path) -> None:
     assert folder.is_written()
 
 
-def test_only_a_record_that_is_whole_on_this_node_counts_as_kept(tmp_path: Path) -> None:
+def test_node_reports_whole_records_and_the_parts_of_all_its_ranks(tmp_path: Path) -> None:
     folder = RecordsFolder("uid", 0, tmp_path)
     assert folder.path is not None
-    for step, division in ((5, "own"), (6, "all")):
+    for step, division in ((5, "own"), (6, "all"), (7, "all")):
         part = folder.path / f"step-{step:08d}.attempt-2"
         part.mkdir()
-        (part / PART_FILE).write_text(json.dumps({"division": division, "world_size": 2}))
+        (part / PART_FILE).write_text(json.dumps({"division": division, "world_size": 3}))
     for name in ("rank-0", "rank-1.tmp", "rank-1.tmp.owner"):
         (folder.path / f"step-00000006.attempt-2.{name}").mkdir()
-    assert folder.newest_step(2) == 5
+    assert folder.kept_steps(2, 2) == (5, None)
+    assert folder.kept_steps(2, 1) == (5, 6)
     (folder.path / "step-00000006.attempt-2.rank-1").mkdir()
-    assert folder.newest_step(2) == 6
-    assert folder.newest_step(3) is None
+    assert folder.kept_steps(2, 2) == (5, 6)
+    (folder.path / "step-00000006.attempt-2.rank-2").mkdir()
+    assert folder.kept_steps(2, 2) == (6, None)
+    assert folder.kept_steps(3, 2) == (None, None)

@@ -7,7 +7,7 @@ import pytest
 from ddp_operator.api.status import Cause, CheckpointStatus, ProgressStatus, StrikeStatus
 from ddp_operator.builders.affinity import STRIKE_LIFETIME
 from ddp_operator.reconcile.plan import CreatePod, DeletePod, SetAttempt
-from ddp_wire.messages import AgentStatus, CheckpointInfo
+from ddp_wire.messages import AgentPhase, AgentStatus, CheckpointInfo
 from tests.operator.support import (
     NOW,
     active_job,
@@ -116,6 +116,28 @@ def test_state_that_a_pod_keeps_in_memory_counts_as_progress(
     job = active_job(status={"resumed_from_step": resumed}, **SAVES)
     report = failed_status(0).model_copy(update={"kept_step": kept})
     plan = plan_for(job, all_pods(job), statuses={0: report})
+    assert plan.status.stalled_attempts == count
+
+
+@pytest.mark.parametrize(
+    ("other", "count"),
+    [
+        ({"phase": AgentPhase.FAILED, "kept_part_step": 41}, 0),
+        ({"phase": AgentPhase.TRAINING}, 0),
+        ({"phase": AgentPhase.FAILED}, 1),
+        ({"phase": AgentPhase.FAILED, "kept_part_step": 42}, 1),
+        (None, 1),
+    ],
+    ids=["whole", "not ended", "without the other part", "another update", "silent"],
+)
+def test_parts_in_memory_count_as_progress_if_they_may_be_whole(
+    other: dict[str, Any] | None, count: int
+) -> None:
+    job = active_job(status={"resumed_from_step": 40}, **SAVES)
+    statuses = {0: failed_status(0).model_copy(update={"kept_part_step": 41})}
+    if other is not None:
+        statuses[1] = agent_status(1).model_copy(update=other)
+    plan = plan_for(job, all_pods(job), statuses=statuses)
     assert plan.status.stalled_attempts == count
 
 

@@ -198,7 +198,7 @@ def test_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(record_writer, "write_checkpoint", full)
+    monkeypatch.setattr(record_writer, "write_files", full)
     with pytest.raises(OSError, match="No space"):
         written(tmp_path, 5)
     assert present(tmp_path) == []

@@ -28,6 +28,7 @@ from ddp_agent.status.xids import XidCounts, new_xids
 from ddp_wire.contract import Env
 from ddp_wire.machine import memory_limit, out_of_memory_kills
 from ddp_wire.messages import Failure
+from ddp_wire.records import KeptSteps
 
 _log = logging.getLogger("ddp_agent")
 
@@ -141,9 +142,11 @@ class AttemptProcess:
         if not self._tree.kill():
             _log.error("some ranks of attempt %d do not end after SIGKILL", self._launch.attempt)
 
-    def kept_step(self) -> int | None:
-        """Return the update after which the ranks of this node have kept their state, or None."""
-        return self._records.newest_step(self._launch.attempt) if self._records else None
+    def kept_steps(self, ranks: int) -> KeptSteps:
+        """Return the updates after which the given number of ranks have kept their state."""
+        if self._records is None:
+            return KeptSteps()
+        return self._records.kept_steps(self._launch.attempt, ranks)
 
     def failure(self, now: float) -> Failure | None:
         """Return the failure of the ended attempt, or None if it succeeded."""

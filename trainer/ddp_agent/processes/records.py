@@ -17,7 +17,7 @@ import re
 import shutil
 from pathlib import Path
 
-from ddp_wire.records import ask_to_leave, is_written, newest_step
+from ddp_wire.records import KeptSteps, ask_to_leave, is_written, kept_steps
 
 _log = logging.getLogger("ddp_agent")
 
@@ -64,9 +64,9 @@ class RecordsFolder:
         if self.path is not None:
             ask_to_leave(self.path, attempt)
 
-    def newest_step(self, attempt: int) -> int | None:
-        """Return the update of the record that an attempt has written, or None."""
-        return newest_step(self.path, attempt) if self.path is not None else None
+    def kept_steps(self, attempt: int, ranks: int) -> KeptSteps:
+        """Return the updates of the records that an attempt of this node's ranks has written."""
+        return kept_steps(self.path, attempt, ranks) if self.path is not None else KeptSteps()
 
     def is_written(self) -> bool:
         """Return whether a rank writes a record now."""

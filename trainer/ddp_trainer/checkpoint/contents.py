@@ -22,6 +22,7 @@ from ddp_trainer.checkpoint.format import (
     MODEL,
     OPTIMIZER,
     OPTIMIZER_REST,
+    REQUIRED,
     STATE,
     TASK,
     TASK_REST,
@@ -34,6 +35,7 @@ from ddp_trainer.checkpoint.format import (
 from ddp_trainer.checkpoint.parts import StoredTensor, files_in, stored_tensors
 from ddp_trainer.checkpoint.references import replaced
 from ddp_trainer.saved_state import SavedState
+from ddp_wire.records import PART_FILE
 
 
 class _OptimizerRest(BaseModel):
@@ -60,7 +62,8 @@ def verify_contents(path: Path, *, checksums: bool = True, partial: bool = False
         OSError: If the volume fails.
     """
     try:
-        verify(path, checksums=checksums)
+        required = REQUIRED | {PART_FILE} if partial else REQUIRED
+        verify(path, checksums=checksums, required=required)
         contents = read_contents(path)
     except PermissionError as error:
         raise UnreadableCheckpointError(f"it cannot be read ({error.strerror})") from error

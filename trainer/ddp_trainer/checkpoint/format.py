@@ -25,7 +25,7 @@ import os
 import re
 import stat
 import zlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -178,12 +178,19 @@ def manifest_of(name: CheckpointName, files: Mapping[str, Entry]) -> dict[str, A
     }
 
 
-def verify(directory: Path, *, checksums: bool = True) -> None:
+REQUIRED = frozenset({MODEL, OPTIMIZER, OPTIMIZER_REST, STATE})
+"""Files that every checkpoint has."""
+
+
+def verify(
+    directory: Path, *, checksums: bool = True, required: Collection[str] = REQUIRED
+) -> None:
     """Read a checkpoint once and compare it with its manifest.
 
     Args:
         directory: The checkpoint.
         checksums: Whether to read each file and compare its CRC32. Otherwise only sizes count.
+        required: Names of files that must be there.
 
     Raises:
         BrokenCheckpointError: If the checkpoint is not a folder, or a file is missing or differs.
@@ -211,7 +218,7 @@ def verify(directory: Path, *, checksums: bool = True) -> None:
         for file, expected in manifest["files"].items():
             _verify_file(directory, file, expected, checksum=checksums)
         present = {whole_name(file) for file in manifest["files"]}
-        missing = {MODEL, OPTIMIZER, OPTIMIZER_REST, STATE} - present
+        missing = set(required) - present
     except FileNotFoundError as error:
         raise BrokenCheckpointError(f"{Path(error.filename).name} is missing") from error
     except (KeyError, TypeError, AttributeError) as error:

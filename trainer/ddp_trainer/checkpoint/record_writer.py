@@ -8,14 +8,16 @@ import contextlib
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ddp_trainer.checkpoint import records
-from ddp_trainer.checkpoint.format import PENDING, write_json
+from ddp_trainer.checkpoint.format import PENDING, json_bytes, manifest_of
 from ddp_trainer.checkpoint.records import Part
 from ddp_trainer.checkpoint.snapshot import Checkpoint
-from ddp_trainer.checkpoint.writer import write_checkpoint
+from ddp_trainer.checkpoint.store.base import Entry, Writable
+from ddp_trainer.checkpoint.store.directory import PendingFolder
+from ddp_trainer.checkpoint.writer import write_files
 from ddp_wire.machine import memory_bytes, memory_limit
 from ddp_wire.processes import is_running
 from ddp_wire.records import PART_FILE
@@ -33,6 +35,14 @@ class NoRoomError(Exception):
 
 
 def write(folder: Path, part: Part, checkpoint: Checkpoint) -> bool:
+    """Write a part that is a checkpoint, as `write_part` does."""
+    size = checkpoint.snapshot.nbytes()
+    return write_part(folder, part, size, lambda pending: write_files(pending, checkpoint))
+
+
+def write_part(
+    folder: Path, part: Part, size: int, fill: Callable[[Writable], dict[str, Entry]]
+) -> bool:
     """Write a part, unless another rank of this node has written it or writes it now.
 
     In the second case wait for the other rank, and take its place if it ends before. A whole common
@@ -42,7 +52,8 @@ def write(folder: Path, part: Part, checkpoint: Checkpoint) -> bool:
     Args:
         folder: Folder of the node's records. It must exist.
         part: Description of the part.
-        checkpoint: Its content.
+        size: Size of its content in bytes.
+        fill: Function that writes all files but the description, and returns their entries.
 
     Returns:
         Whether this call has written the part.
@@ -62,11 +73,12 @@ def write(folder: Path, part: Part, checkpoint: Checkpoint) -> bool:
             time.sleep(_POLL_SECONDS)
             continue
         try:
-            size = checkpoint.snapshot.nbytes()
             _owner_file(pending).write_text(f"{os.getpid()} {size}")
             _check_room(folder, pending, size)
-            write_json(pending / PART_FILE, part.model_dump())
-            write_checkpoint(pending, part.record, checkpoint)
+            files = PendingFolder(pending)
+            described = files.put(PART_FILE, [json_bytes(part.model_dump())])
+            entries = {PART_FILE: described} | fill(files)
+            files.seal(json_bytes(manifest_of(part.record, entries)))
             pending.rename(folder / str(part.name))
         except BaseException:
             _discard(pending)

@@ -23,7 +23,7 @@ falls back to its newest checkpoint. `checkpoint.record_writer` writes records.
 import contextlib
 import re
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -132,7 +132,11 @@ class Part(BaseModel):
         return PartName(self.record, self.rank)
 
 
-def find(folder: Path, index: int = 0, count: int = 1) -> list[Part]:
+Check = Callable[[Path, PartName], Part | None]
+"""Function that returns the description of a part, or None if the part is damaged."""
+
+
+def find(folder: Path, index: int = 0, count: int = 1, check: Check | None = None) -> list[Part]:
     """Return the undamaged parts of records on this node.
 
     The ranks of a node share the work: each checks its share of the parts. Nothing is changed.
@@ -141,9 +145,12 @@ def find(folder: Path, index: int = 0, count: int = 1) -> list[Part]:
         folder: Folder of the node's records.
         index: Index of this rank among those of its node.
         count: Number of ranks on this node.
+        check: Function that returns the description of an undamaged part. By default the parts are
+            those of a task.
     """
     names = filter(None, map(PartName.parse, sorted(_entries(folder))))
-    parts = (_checked(folder / str(name), name) for name in list(names)[index::count])
+    check = check or _checked
+    parts = (check(folder / str(name), name) for name in list(names)[index::count])
     return [part for part in parts if part is not None]
 
 
@@ -158,7 +165,12 @@ def _checked(path: Path, name: PartName) -> Part | None:
     written = (state.step, state.attempt, state.world_size, Age.of(state))
     if part.name != name or written != (part.step, part.attempt, part.world_size, part.age):
         return None
-    return part.model_copy(update={"starts": starts(folder=path.parent, record=name.record)})
+    return with_starts(part, path.parent)
+
+
+def with_starts(part: Part, folder: Path) -> Part:
+    """Return the description with the number of attempts that have started from the record."""
+    return part.model_copy(update={"starts": starts(folder, part.record)})
 
 
 def _entries(folder: Path) -> list[str]:

@@ -37,7 +37,7 @@ from ddp_trainer.checkpoint.format import (
 )
 from ddp_trainer.checkpoint.snapshot import Checkpoint
 from ddp_trainer.checkpoint.store.base import Entry, Writable
-from ddp_trainer.checkpoint.store.directory import DirectoryStore, PendingFolder
+from ddp_trainer.checkpoint.store.directory import DirectoryStore
 from ddp_trainer.checkpoint.tensor_file import piece_parts, tensor_parts
 from ddp_wire.files import replace_file
 
@@ -75,16 +75,6 @@ def commit(
         files = write_files(pending, checkpoint)
         pending.commit(json_bytes(manifest_of(name, files)), may_commit)
     return run_directory / str(name)
-
-
-def write_checkpoint(folder: Path, name: CheckpointName, checkpoint: Checkpoint) -> None:
-    """Write all files of a checkpoint to an empty folder, the manifest last, and flush them.
-
-    Raises:
-        OSError: If the volume fails.
-    """
-    pending = PendingFolder(folder)
-    pending.seal(json_bytes(manifest_of(name, write_files(pending, checkpoint))))
 
 
 def write_files(pending: Writable, checkpoint: Checkpoint) -> dict[str, Entry]:

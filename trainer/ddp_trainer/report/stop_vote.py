@@ -15,6 +15,7 @@ from types import FrameType
 from typing import Any
 
 from ddp_trainer.report.checks import warn
+from ddp_trainer.report.kept_state import group_device
 
 _AGREE_SECONDS = 5.0
 """Approximate seconds between two exchanges of stop requests."""
@@ -46,7 +47,7 @@ class StopVote:
     def _exchange(self, distributed: Any) -> None:
         """Exchange the requests with all other ranks, and select the call for the next exchange."""
         torch: Any = sys.modules["torch"]
-        device = "cpu" if "cpu:" in str(distributed.get_backend_config()) else "cuda"
+        device = group_device()
         elapsed = time.monotonic() - self._last_time
         sums = torch.tensor([float(self._own), elapsed], dtype=torch.float64, device=device)
         distributed.all_reduce(sums)
