@@ -1,6 +1,7 @@
 """The administrator's asynchronous API client, with which tests read and change objects."""
 
 import asyncio
+import json
 import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -54,6 +55,15 @@ def path_of(resource: str, namespace: str, name: str | None = None, part: str | 
     )
 
 
+def _message(body: str) -> str:
+    """Return the message of an error. It is plain text while the server begins to serve a kind."""
+    try:
+        document = json.loads(body)
+    except ValueError:
+        return body
+    return str(document.get("message", document)) if isinstance(document, dict) else body
+
+
 class Api:
     """A client of the API server. Create it with `connect`."""
 
@@ -104,9 +114,9 @@ class Api:
         async with self._session.request(
             method, path, json=body, params=query, headers=patch
         ) as answer:
-            document: JSON = await answer.json(content_type=None)
             if answer.status >= HTTPStatus.BAD_REQUEST:
-                raise RefusedError(answer.status, document.get("message", str(document)))
+                raise RefusedError(answer.status, _message(await answer.text()))
+            document: JSON = await answer.json(content_type=None)
             return document
 
     async def find(self, path: str) -> JSON | None:
