@@ -7,13 +7,7 @@ from typing import Any, NoReturn
 
 import click
 
-from ddp_operator.api.job import InvalidJobError
 from ddp_operator.cli.exit_codes import CommandCode
-from ddp_operator.client.errors import (
-    ClusterError,
-    RequestError,
-    WaitTimeoutError,
-)
 
 
 def refuse(sentence: str, code: int = CommandCode.BAD_INPUT) -> NoReturn:
@@ -27,6 +21,13 @@ def one_sentence(verb: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(verb)
     def call(*args: Any, **kwargs: Any) -> Any:
+        # Imported here, because `--help` of a verb needs none of them.
+        from ddp_operator.api.job import InvalidJobError  # noqa: PLC0415
+        from ddp_operator.client.errors import (  # noqa: PLC0415
+            ClusterError,
+            RequestError,
+            WaitTimeoutError,
+        )
 
         try:
             return verb(*args, **kwargs)

@@ -3,10 +3,13 @@
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from typing import Any
 
 import click
 
+from ddp_operator.client.backend import event_time
 from ddp_operator.report.story import Fact
 
 _LABEL = 12
@@ -44,6 +47,37 @@ def print_paragraph(text: str, style: str = "") -> None:
         lines = textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
     for line in lines:
         click.echo(click.style(line, fg=style or None))
+
+
+def print_events(events: Sequence[dict[str, Any]]) -> None:
+    """Print Events with time, reason, number of occurrences and message."""
+    room = max(len(str(event.get("reason") or "")) for event in events)
+    width = _width()
+    for event in events:
+        reason = str(event.get("reason") or "").ljust(room)
+        count = event.get("count") or (event.get("series") or {}).get("count") or 1
+        times = f" (x{count})" if count > 1 else ""
+        message = " ".join(str(event.get("message") or "").split()) + times
+        clock = _clock(event_time(event))
+        start = len(clock) + room + 4
+        parts = [message]
+        if width is not None:
+            parts = textwrap.wrap(message, max(20, width - start), break_long_words=False) or [""]
+        warns = event.get("type") == "Warning"
+        shown = click.style(reason, fg="yellow" if warns else None)
+        click.echo(f"{clock}  {shown}  {parts[0]}")
+        for part in parts[1:]:
+            click.echo(" " * start + part)
+
+
+def _clock(time: str) -> str:
+    """Return the local time of an Event, with its date if that is not today."""
+    try:
+        at = datetime.fromisoformat(time).astimezone()
+    except ValueError:
+        return time
+    today = at.date() == datetime.now(UTC).astimezone().date()
+    return at.strftime("%H:%M:%S" if today else "%Y-%m-%d %H:%M:%S")
 
 
 def _width() -> int | None:

@@ -14,6 +14,8 @@ VERBS = {
         "convert",
         "Print the DDPJob for a PyTorchJob or TrainJob in FILE, and what it leaves out.",
     ),
+    "delete": ("delete", "Delete a job with its pods."),
+    "events": ("events", "Show what the operator has reported about a job, oldest first."),
     "list": ("list_jobs", "List jobs with state, progress and age."),
     "logs": ("logs", "Show the output of all ranks in all attempts, in order."),
     "node": ("node", "Simulate the loss of a node in a local run, or bring the node back."),
@@ -21,13 +23,27 @@ VERBS = {
         "report",
         "Write one HTML page about a running or finished run, and print its path.",
     ),
+    "resume": ("resume", "Start a suspended job again from its newest checkpoint."),
     "run": ("run", "Run the DDPJob in FILE on this machine, without a cluster."),
+    "scale": (
+        "scale",
+        "Change the number of nodes of a job, which goes on from its newest checkpoint.",
+    ),
     "status": (
         "status",
         "Show the story of a job on one screen: attempts, progress, where the time went.",
     ),
     "submit": ("submit", "Check the DDPJob in FILE and create it."),
+    "suspend": ("suspend", "Save a checkpoint, stop the ranks and free the nodes of a job."),
+    "validate": (
+        "validate",
+        "Check the DDPJob in FILE without a cluster: its fields, rules, and settings of the loop.",
+    ),
     "wait": ("wait", "Wait until a job has ended."),
+    "watch": (
+        "watch",
+        "Show the state of a job until it ends: live on a terminal, a line per change elsewhere.",
+    ),
     "why": ("why", "Say what is wrong with a job, what to do, and which command helps."),
 }
 """Module and description of each verb. A test compares the descriptions with the verbs' own."""
@@ -38,6 +54,11 @@ _OTHER_NAMES = {
     "ls": "list",
     "log": "logs",
     "describe": "status",
+    "check": "validate",
+    "lint": "validate",
+    "stop": "suspend",
+    "cancel": "delete",
+    "rm": "delete",
 }
 """Names that users of other programs may try, and the verb that does the same."""
 

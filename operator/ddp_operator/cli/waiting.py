@@ -1,13 +1,17 @@
 """Wait for a job, and print each change of its state."""
 
+import shutil
+import time
 from datetime import UTC, datetime
 
 import click
 
 from ddp_operator.api.job import DDPJob
 from ddp_operator.cli.exit_codes import CommandCode
-from ddp_operator.client.jobs import ENDS, Job
+from ddp_operator.cli.facts import story_lines
+from ddp_operator.client.jobs import ENDS, POLL_SECONDS, Job
 from ddp_operator.report.rows import message_of, state_of, time_left
+from ddp_operator.report.story import tell
 
 
 def wait_and_show(
@@ -21,6 +25,23 @@ def wait_and_show(
     if not quiet and state in ENDS:
         click.echo(f"{state}: {message_of(last)}")
     return CommandCode.OK if state == "Completed" and not states else CommandCode.FAILED
+
+
+def watch_story(job: Job) -> int:
+    """Show the story of a job on a terminal until the job ends. Return the exit code."""
+    lines = 0
+    while True:
+        found = job.read()
+        width, height = shutil.get_terminal_size()
+        facts = tell(found, datetime.now(UTC), place=job.backend.place)
+        shown = story_lines(facts, width)[: height - 1]
+        # Go back to the first line, and replace each line by the new one.
+        up = f"\x1b[{lines}A" if lines else ""
+        click.echo(f"{up}\r\x1b[J" + "\n".join(shown))
+        lines = len(shown)
+        if state_of(found) in ENDS:
+            return CommandCode.OK if state_of(found) == "Completed" else CommandCode.FAILED
+        time.sleep(POLL_SECONDS)
 
 
 def _show_change(job: DDPJob) -> None:

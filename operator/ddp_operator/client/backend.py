@@ -62,3 +62,10 @@ class Backend(Protocol):
 
     def notes(self) -> list[str]:
         """Return what the last call could not read, as sentences."""
+
+
+def event_time(event: Json) -> str:
+    """Return the time of the newest occurrence of an Event, as text in UTC."""
+    series = event.get("series") or {}
+    found = (series.get("lastObservedTime"), event.get("lastTimestamp"), event.get("eventTime"))
+    return str(next(filter(None, found), event["metadata"].get("creationTimestamp") or ""))

@@ -10,7 +10,7 @@ from urllib.parse import quote
 from ddp_operator.api.base import API_VERSION, KIND, PLURAL
 from ddp_operator.api.job import DDPJob, parse_job
 from ddp_operator.builders.names import init_pod_name, pod_name
-from ddp_operator.client.backend import Json
+from ddp_operator.client.backend import Json, event_time
 from ddp_operator.client.errors import NoSuchJobError, RequestError
 from ddp_operator.client.follow import JobFollower, LineStream
 from ddp_operator.client.log_lines import LogLine, LogParser, Wanted, in_order, wanted_lines
@@ -244,10 +244,3 @@ def _expected_pods(job: DDPJob) -> list[str]:
 
 def _uid(job: Json) -> str:
     return str(job["metadata"].get("uid") or "")
-
-
-def event_time(event: Json) -> str:
-    """Return the time of the newest occurrence of an Event, as text in UTC."""
-    series = event.get("series") or {}
-    found = (series.get("lastObservedTime"), event.get("lastTimestamp"), event.get("eventTime"))
-    return str(next(filter(None, found), event["metadata"].get("creationTimestamp") or ""))

@@ -187,24 +187,6 @@ def test_local_run_imports_no_client_of_the_api_server() -> None:
     assert subprocess.run(command, capture_output=True, check=True).stdout == b"False\n"
 
 
-@pytest.mark.parametrize(
-    ("command", "hint"),
-    [
-        ("submit", "kubectl apply -f FILE"),
-        ("logs", "kubectl logs JOB-0 --follow"),
-        # The condition Succeeded is False at the end of a failed job, and Unknown before.
-        (
-            "wait",
-            "kubectl wait --for=condition=Complete ddpjob/JOB --timeout=24h (a failed job gets",
-        ),
-    ],
-)
-def test_unknown_command_names_the_kubectl_command_that_does_it(command: str, hint: str) -> None:
-    ended = CliRunner().invoke(main, [command, "a.yaml"])
-    assert ended.exit_code == 2
-    assert f"No such command '{command}'. On a cluster: {hint}" in ended.stderr
-
-
 PLAINLY_WRONG = {
     "setting": (
         "{task: 'a.b:c', config: {epoch: 1}}",

@@ -6,7 +6,6 @@ from pathlib import Path
 import click
 
 from ddp_operator.cli.errors import one_sentence, refuse
-from ddp_operator.cli.report import ReportError, write_report
 
 
 @click.command("report")
@@ -40,6 +39,9 @@ def command(
     attempts and faults. It needs no network. The exit code is 2 when there is no such job or
     directory.
     """
+    # Imported here, because `--help` needs none of it.
+    from ddp_operator.cli.report import ReportError, write_report  # noqa: PLC0415
+
     logging.basicConfig(level=logging.CRITICAL)  # The client logs what the error says.
     try:
         path = write_report(

@@ -1,17 +1,12 @@
 """`ddpjob run`."""
 
-import asyncio
 import logging
 import sys
 from pathlib import Path
 
 import click
-from rich.console import Console
 
 from ddp_operator.cli.errors import one_sentence, refuse
-from ddp_operator.cli.local_run import run_locally
-from ddp_operator.client.manifest import read_job_file
-from ddp_operator.cluster.base import ClusterError
 
 
 @click.command("run")
@@ -46,6 +41,15 @@ def command(*, file: Path, settings: tuple[str, ...], home: Path, verbose: bool)
     is shown if the job has a command. Ctrl-C saves a checkpoint and stops. The exit code is 0 when
     the job completes, 1 when it fails, 2 when the input is invalid, 130 after Ctrl-C.
     """
+    # Imported here, because `--help` needs none of it.
+    import asyncio  # noqa: PLC0415
+
+    from rich.console import Console  # noqa: PLC0415
+
+    from ddp_operator.cli.local_run import run_locally  # noqa: PLC0415
+    from ddp_operator.client.manifest import read_job_file  # noqa: PLC0415
+    from ddp_operator.cluster.errors import ClusterError  # noqa: PLC0415
+
     logging.basicConfig(
         level=logging.INFO if verbose else logging.ERROR, format="%(name)s: %(message)s"
     )
