@@ -21,7 +21,7 @@ _HEAD = "# Written by `make lock`.\n"
 _TARGETS = {
     "operator": ["--extra", "operator"],
     "trainer": ["--extra", "trainer"],
-    "dev": [f"--extra={name}" for name in ("operator", "cli", "trainer", "onnx", "dev")],
+    "dev": [f"--extra={name}" for name in ("operator", "cli", "trainer", "s3", "onnx", "dev")],
     "bench": ["requirements/bench.in", "--extra", "trainer"],
 }
 

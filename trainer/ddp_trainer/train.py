@@ -28,7 +28,7 @@ from ddp_trainer.run.garbage import Collector
 from ddp_trainer.run.opening import RunRequest, open_run
 from ddp_trainer.run.replicas import check_replicas
 from ddp_trainer.run.run import Run
-from ddp_trainer.run.saving import save
+from ddp_trainer.run.saving import finish_mirror, save
 from ddp_trainer.run.survivors import Survivor
 from ddp_trainer.step import train_step
 from ddp_trainer.stop import StopFlag
@@ -140,6 +140,7 @@ def close(run: Run, survivor: Survivor | None = None, *, stopped: bool) -> ExitC
         run.report.ended("stop", **run.totals(), signal=run.stop.signal_name)
     else:
         evaluate_run(run)
+        finish_mirror(run)
         run.report.ended("summary", **run.totals(), metrics=run.metrics)
     run.learner.trace.enter(Activity.ENDING)
     wait_for_all(run.learner.device)

@@ -135,6 +135,26 @@ def open_to_read(path: Path) -> int:
     return _open_regular(path, os.O_RDONLY, None)
 
 
+def open_in_folder(path: Path) -> int:
+    """Open a regular file to read it. Neither the file nor its folder may be a link.
+
+    Raises:
+        PlantedFileError: If one of them is.
+        OSError: If the volume fails.
+    """
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | _NO_LINK
+    try:
+        folder = os.open(path.parent, flags)
+    except OSError as error:
+        if error.errno in {errno.ELOOP, errno.ENOTDIR}:
+            raise PlantedFileError(path.parent, "folder") from error
+        raise
+    try:
+        return _open_regular(path, os.O_RDONLY, folder)
+    finally:
+        os.close(folder)
+
+
 def replace_file(path: Path, text: str, *, sync: bool = False) -> None:
     """Replace a file of a run's directory atomically, even if several processes do so at once.
 

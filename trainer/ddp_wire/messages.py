@@ -67,6 +67,10 @@ class Progress(WireModel):
     allreduce_overlap_seconds: float | None = None
     """Part of `allreduce_seconds` in which the backward pass still computed."""
     straggler: Straggler | None = None
+    mirror_step: Number | None = None
+    """Updates in the newest copy of a checkpoint in the object store. None without a mirror."""
+    mirror_behind_seconds: float | None = None
+    """Seconds since the oldest checkpoint that the object store lacks was committed."""
 
 
 class CheckpointInfo(WireModel):

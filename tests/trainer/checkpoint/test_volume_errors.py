@@ -20,12 +20,12 @@ from ddp_trainer.checkpoint import (
     retention,
     stream,
     volume,
-    writer,
 )
 from ddp_trainer.checkpoint import format as format_
 from ddp_trainer.checkpoint.format import MANIFEST, CheckpointName
 from ddp_trainer.checkpoint.header import read_header
 from ddp_trainer.checkpoint.manager import CheckpointManager
+from ddp_trainer.checkpoint.store import directory as store_directory
 from ddp_trainer.config import CheckpointConfig
 from ddp_trainer.errors import InputError, ReportedError, VolumeError, reported_error
 from ddp_wire.contract import ExitCode
@@ -125,7 +125,7 @@ def test_lasting_read_error_is_a_volume_error_and_changes_no_file(
 def test_volume_that_cannot_be_written_at_the_start_is_an_infrastructure_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
-    monkeypatch.setattr(writer, "replace_file", Fault(replace_file, code, ALWAYS))
+    monkeypatch.setattr(store_directory, "replace_file", Fault(replace_file, code, ALWAYS))
     checkpoints, sleep = new_manager(tmp_path / "run")
     with pytest.raises(VolumeError, match=f"cannot use {tmp_path / 'run'}.*{os.strerror(code)}"):
         checkpoints.open(1, {})
@@ -136,7 +136,7 @@ def test_volume_that_cannot_be_written_at_the_start_is_an_infrastructure_failure
 def test_volume_error_that_the_user_must_correct_is_bad_input_without_a_retry(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
-    monkeypatch.setattr(writer, "replace_file", Fault(replace_file, code, ALWAYS))
+    monkeypatch.setattr(store_directory, "replace_file", Fault(replace_file, code, ALWAYS))
     checkpoints, sleep = new_manager(tmp_path)
     with pytest.raises(InputError, match="cannot use"):
         checkpoints.open(1, {})

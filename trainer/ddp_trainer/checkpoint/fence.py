@@ -25,11 +25,13 @@ from pathlib import Path
 from typing import Any
 
 from ddp_trainer.checkpoint.format import LARGEST_MANIFEST, BrokenCheckpointError, read_json
-from ddp_trainer.checkpoint.writer import replace_json
+from ddp_trainer.checkpoint.store.directory import replace_json
 from ddp_trainer.errors import FencedError
 
 FENCE = "FENCE.json"
 """Name of the fence file in the run's directory."""
+Claim = dict[str, Any]
+"""Content of a fence: `job`, `attempt` and `incarnation`."""
 
 
 class Fence:
@@ -45,7 +47,9 @@ class Fence:
             attempt: Number of the attempt.
         """
         self._directory = directory
-        self._claim = {"job": job, "attempt": attempt, "incarnation": secrets.token_hex(8)}
+        self._claim: Claim = {
+            "job": job, "attempt": attempt, "incarnation": secrets.token_hex(8)
+        }  # fmt: skip
 
     @property
     def claim(self) -> dict[str, Any]:
@@ -75,22 +79,15 @@ class Fence:
         held = holder(self._directory)
         if held == self._claim:
             return
-        if held and self._yields_to(held):
+        if held and yields_to(self._claim, held):
             raise self._fenced(held)
         # The file is damaged, or an older attempt overwrote it after reading an even older claim.
         self._write()
 
-    def _yields_to(self, held: dict[str, Any]) -> bool:
-        """Return whether another claim takes precedence over this claim."""
-        if held["job"] != self._claim["job"] or held["attempt"] > self._claim["attempt"]:
-            return True
-        # A claim of an older trainer has no incarnation.
-        return held["attempt"] == self._claim["attempt"] and held["incarnation"] is not None
-
     def _write(self) -> None:
         replace_json(self._directory / FENCE, self._claim)
 
-    def _fenced(self, held: dict[str, Any]) -> FencedError:
+    def _fenced(self, held: Claim) -> FencedError:
         same_job = held["job"] == self._claim["job"]
         twice = same_job and held["attempt"] == self._claim["attempt"]
         who = "another process of " if twice else ""
@@ -102,7 +99,17 @@ class Fence:
         )
 
 
-def holder(directory: Path) -> dict[str, Any] | None:
+def yields_to(claim: Claim, held: Claim) -> bool:
+    """Return whether another claim takes precedence over a claim."""
+    if held["job"] != claim["job"] or held["attempt"] > claim["attempt"]:
+        return True
+    # A claim of an older trainer has no incarnation.
+    return bool(
+        held["attempt"] == claim["attempt"] and held["incarnation"] is not None and held != claim
+    )
+
+
+def holder(directory: Path) -> Claim | None:
     """Return the claim in the fence file; None if it is missing or damaged.
 
     The field `incarnation` is None if an older trainer wrote the claim.
@@ -117,6 +124,11 @@ def holder(directory: Path) -> dict[str, Any] | None:
         held = read_json(directory / FENCE, LARGEST_MANIFEST)
     except BrokenCheckpointError:
         return None
+    return parse_claim(held)
+
+
+def parse_claim(held: Any) -> Claim | None:
+    """Return the claim in the document of a fence; None if it is damaged."""
     if not isinstance(held, dict) or not {"job", "attempt"} <= held.keys():
         return None
     held = {key: held.get(key) for key in ("job", "attempt", "incarnation")}

@@ -15,9 +15,12 @@ from ddp_trainer.checkpoint.format import names_in
 from ddp_trainer.checkpoint.named_weights import Weights, WeightsError
 from ddp_trainer.checkpoint.reading import kept
 from ddp_trainer.checkpoint.snapshot import Tensors, own_tensors
+from ddp_trainer.checkpoint.store import process
+from ddp_trainer.checkpoint.store.remote import local_copy
 from ddp_trainer.checkpoint.stream import TensorStream
 from ddp_trainer.checkpoint.volume import Sleep, retried, volume_error
 from ddp_trainer.checkpoint.weights import open_weights
+from ddp_trainer.config.addresses import is_url
 from ddp_trainer.errors import InputError
 from ddp_trainer.names import plain_name
 from ddp_trainer.ranks.collectives import on_first_rank
@@ -74,7 +77,7 @@ def load_initial(
     Args:
         model: A model in host memory, before DDP wraps it.
         source: A safetensors file, a file of torch.save, a DCP folder, a checkpoint, or a run's
-            directory. For a run's directory, its newest checkpoint is used.
+            directory, or its address. For a run's directory, its newest checkpoint is used.
         device: The run's device, for the broadcast of the tensors.
         strict: Whether every tensor must match.
         sleep: Function that waits between two tries to read.
@@ -112,10 +115,13 @@ def _load(
     opened: list[Weights] = []  # Only rank 0 opens the source.
 
     def find() -> tuple[str, list[list[Any]]]:
-        path = _newest(Path(source))
+        copy = stack.enter_context(
+            local_copy(source, command="config: init_from", fetch=process.download)
+        )
+        path = _newest(copy)
         stack.enter_context(kept(path))
         opened.append(open_weights(path))
-        return str(opened[-1].path), opened[-1].described
+        return source if is_url(source) else str(opened[-1].path), opened[-1].described
 
     path, described = on_first_rank(lambda: try_to(find), device)
 
@@ -123,6 +129,15 @@ def _load(
         return opened[-1].read(names)
 
     given = TensorStream(read, described, device, try_to)
+    return _put_fitting(model, given, path, strict=strict)
+
+
+def _put_fitting(model: nn.Module, given: TensorStream, path: str, *, strict: bool) -> WeightMatch:
+    """Copy the given tensors that fit into the model. The parameters are those of `load_initial`.
+
+    Raises:
+        InputError: If they do not match as required.
+    """
     own = own_tensors(model)
     places = _places(model, given)
     match = _compared(path, own, {places.get(n, n): shape for n, shape in given.shapes.items()})

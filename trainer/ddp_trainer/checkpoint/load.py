@@ -52,6 +52,10 @@ from ddp_trainer.saved_state import SavedState
 T = TypeVar("T")
 
 
+class NoneUsableError(InputError):
+    """Error for a run's directory with checkpoints of which none is usable."""
+
+
 MAX_REASONS = 3
 """Maximum number of checkpoints for which a message states the damage."""
 
@@ -84,8 +88,9 @@ def choose(run_directory: Path, *, start_over: bool = False, sleep: Sleep = time
         sleep: Function that waits between two tries to read.
 
     Raises:
-        InputError: If a checkpoint has an unknown format, or if there are checkpoints but none is
-            usable and the run must not start over or lacks the right to read one.
+        InputError: If a checkpoint has an unknown format, or the right to read one is missing.
+        NoneUsableError: If there are checkpoints but none is usable, and the run must not start
+            over.
         VolumeError: If the volume fails. This is no evidence that a checkpoint is damaged.
     """
     names = [
@@ -104,7 +109,7 @@ def choose(run_directory: Path, *, start_over: bool = False, sleep: Sleep = time
     _check_rights(run_directory, damaged)
     reasons = _listed(names, damaged)
     if not start_over:
-        raise InputError(
+        raise NoneUsableError(
             f"checkpoint: no checkpoint in {run_directory} is usable ({reasons}); restore one of"
             " them, or set checkpoint.start_over (in a job: checkpoint.startOver) to train from the"
             " beginning"

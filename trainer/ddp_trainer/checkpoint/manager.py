@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from ddp_trainer.checkpoint import load, retention, writer
+from ddp_trainer.checkpoint import load, mirrored, retention, writer
 from ddp_trainer.checkpoint.division import Pieces
 from ddp_trainer.checkpoint.fence import Fence, holder
 from ddp_trainer.checkpoint.format import (
@@ -29,6 +29,8 @@ from ddp_trainer.checkpoint.format import (
 )
 from ddp_trainer.checkpoint.interval import Interval, read_experience
 from ddp_trainer.checkpoint.snapshot import Checkpoint
+from ddp_trainer.checkpoint.store import process
+from ddp_trainer.checkpoint.store.directory import replace_json
 from ddp_trainer.checkpoint.volume import Sleep, retried, volume_error
 from ddp_trainer.config import CheckpointConfig
 from ddp_trainer.ranks.collectives import by_rank
@@ -52,6 +54,8 @@ class CheckpointManager:
         self._known: list[CheckpointName] = []
         self._ratings: dict[CheckpointName, float] = {}
         self._owner: dict[str, Any] = {}
+        self.mirror: process.MirrorProcess | None = None
+        """The process that copies checkpoints to the object store, on rank 0."""
         self._last_time = time.monotonic()
         self.shared = False
         """Whether every rank can write to the directory."""
@@ -106,12 +110,14 @@ class CheckpointManager:
         if self._interval is not None:
             self._interval = Interval(read_experience(directory))
         try:
+            held = holder(directory)
             self._attempt = retried(
                 lambda: self._claim(directory, attempt, config, job), self._sleep
             )
         except OSError as error:
             raise volume_error(f"checkpoint: cannot use {directory}: {error}", error) from error
-        choice = load.choose(directory, start_over=self._config.start_over, sleep=self._sleep)
+        is_new_here = held is None or held["job"] != job or not job
+        choice = self._choose(directory, is_new_here=is_new_here)
         self._known = choice.known
         newest = load.reading(directory, lambda: self.newest, self._sleep)
         resume = newest.model_dump() if newest else None
@@ -139,6 +145,24 @@ class CheckpointManager:
         except OSError:
             return False
 
+    def _choose(self, directory: Path, *, is_new_here: bool) -> load.Choice:
+        """Choose the checkpoint to resume from, and start the mirror if there is one."""
+        config, url = self._config, self._config.mirror
+        if url is None:
+            return load.choose(directory, start_over=config.start_over, sleep=self._sleep)
+        choice = mirrored.choose(
+            directory,
+            lambda newest: process.fetch(url, directory, newest, claim=True),
+            start_over=config.start_over,
+            is_new_here=is_new_here,
+            sleep=self._sleep,
+        )
+        rate = config.mirror_mb_per_second
+        self.mirror = process.MirrorProcess(
+            directory, url, keep=config.mirror_keep, rate=rate and rate * 2**20
+        )
+        return choice
+
     def _claim(self, directory: Path, attempt: int | None, config: dict[str, Any], job: str) -> int:
         """Claim and prepare the directory, and return the number of the attempt."""
         with open_folder(directory, directory):
@@ -148,7 +172,7 @@ class CheckpointManager:
         self._fence = Fence(directory, job, attempt)
         self._fence.open()
         retention.sweep_pending(directory, attempt)
-        writer.replace_json(directory / CONFIG, config)
+        replace_json(directory / CONFIG, config)
         return attempt
 
     def receive(self, device: torch.device) -> Checkpoint:

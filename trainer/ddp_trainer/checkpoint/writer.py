@@ -15,7 +15,6 @@ be the same attempt never meet in one checkpoint.
 """
 
 import contextlib
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -33,13 +32,11 @@ from ddp_trainer.checkpoint.format import (
     manifest_of,
     part_name,
     read_json,
-    sync,
 )
 from ddp_trainer.checkpoint.snapshot import Checkpoint
 from ddp_trainer.checkpoint.store.base import Entry, Writable
 from ddp_trainer.checkpoint.store.directory import DirectoryStore
 from ddp_trainer.checkpoint.tensor_file import piece_parts, tensor_parts
-from ddp_wire.files import replace_file
 
 Claim = Mapping[str, Any]
 """Claim of an attempt on the run's directory (`checkpoint.fence`)."""
@@ -197,9 +194,3 @@ def _receipts(folder: Path, parts: int, claim: Claim) -> dict[str, Entry]:
                 raise OSError(f"{file} has {size} bytes, not {entry['bytes']}")
         entries |= receipt["files"]
     return entries
-
-
-def replace_json(path: Path, document: object) -> None:
-    """Replace a JSON document atomically, even if several processes do so at the same time."""
-    replace_file(path, json.dumps(document, indent=1), sync=True)
-    sync(path.parent)

@@ -23,7 +23,10 @@ def add_to(commands: "argparse._SubParsersAction[Any]") -> None:
             " is never run."
         ),
     )
-    parser.add_argument("source", help="file, folder, checkpoint or run's directory")
+    parser.add_argument(
+        "source",
+        help="file, folder, checkpoint or run's directory, or its address, such as s3://bucket/run",
+    )
     parser.add_argument("destination", help="file or folder to create; must not exist")
     parser.add_argument(
         "--to",
@@ -61,6 +64,7 @@ def run(
         raise InputError(f"convert: unknown argument {rest[0]}")
     destination = Path(options.destination)
 
+    from ddp_trainer.checkpoint.store.remote import local_copy  # noqa: PLC0415 - imports pydantic
     from ddp_trainer.tools.conversion import FORMATS, convert  # noqa: PLC0415 - it imports torch
 
     target = options.to or FORMATS.get(destination.suffix)
@@ -70,6 +74,7 @@ def run(
             f" ({', '.join(FORMATS)})"
         )
     averaged = options.weights == "average"
-    count = convert(Path(options.source), destination, target, key=options.key, averaged=averaged)
+    with local_copy(options.source, command="convert") as source:
+        count = convert(source, destination, target, key=options.key, averaged=averaged)
     print(f"{destination}: {count} tensors as {target}")
     return ExitCode.OK

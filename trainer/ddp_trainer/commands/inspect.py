@@ -31,7 +31,7 @@ def add_to(commands: "argparse._SubParsersAction[Any]") -> None:
     parser.add_argument(
         "directory",
         nargs="?",
-        help=f"directory of the run, or a checkpoint; default: ${Env.CHECKPOINT_DIR}",
+        help=f"directory or address of the run, or a checkpoint; default: ${Env.CHECKPOINT_DIR}",
     )
     parser.add_argument(
         "--quick", action="store_true", help="compare sizes only, and read no checksums"
@@ -65,9 +65,14 @@ def run(
             f"inspect: name the run's directory or set the variable {Env.CHECKPOINT_DIR}"
         )
 
-    from ddp_trainer.tools.inspection import inspect  # noqa: PLC0415 - it imports pydantic
+    from ddp_trainer.config.addresses import is_url  # noqa: PLC0415 - it imports pydantic
+    from ddp_trainer.tools.inspection import inspect, inspect_url  # noqa: PLC0415 - likewise
 
-    found = inspect(Path(directory), checksums=not options.quick)
+    checksums = not options.quick
+    if is_url(directory):
+        found = inspect_url(directory, checksums=checksums)
+    else:
+        found = inspect(Path(directory), checksums=checksums)
     if options.output == "json":
         print(json.dumps(asdict(found) | {"sound": found.sound}, indent=1))
     else:

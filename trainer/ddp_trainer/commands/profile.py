@@ -63,7 +63,7 @@ def run(
             f"profile: {directory} must be the directory of a run, with its config.json"
         )
 
-    from ddp_trainer.checkpoint.writer import replace_json  # noqa: PLC0415 - imports torch
+    from ddp_trainer.checkpoint.store.directory import replace_json  # noqa: PLC0415
     from ddp_trainer.observe.trace import FOLDER, MOST_STEPS, REQUEST  # noqa: PLC0415
 
     if not 1 <= options.steps <= MOST_STEPS or options.first < 0:

@@ -1,4 +1,7 @@
-"""Warn about settings that look like credentials, because checkpoints contain the config."""
+"""Warn about settings that look like credentials, and hide credentials in messages.
+
+Checkpoints contain the config, and log collectors keep messages.
+"""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -10,6 +13,24 @@ _NAME = re.compile(
 _VALUE = re.compile(r"[A-Za-z0-9_+/=.:-]{16,}")
 """Pattern of a credential's value: long and without spaces, unlike the value `<pad>` of
 `pad_token`."""
+_HOLDS_SECRET = re.compile(
+    r"token|secret|passw|credential|key|connection_string|sas", re.IGNORECASE
+)
+"""Pattern of names of environment variables that may hold a secret."""
+_SHORTEST_SECRET = 8
+HIDDEN = "<hidden>"
+
+
+def redacted(text: str, environ: Mapping[str, str]) -> str:
+    """Return a text without the values of variables of the environment that may be secrets."""
+    secrets = {
+        value
+        for name, value in environ.items()
+        if _HOLDS_SECRET.search(name) and len(value) >= _SHORTEST_SECRET
+    }
+    for value in sorted(secrets, key=len, reverse=True):
+        text = text.replace(value, HIDDEN)
+    return text
 
 
 def credentials_warning(settings: Mapping[str, Any]) -> str | None:

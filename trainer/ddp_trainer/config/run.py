@@ -5,6 +5,7 @@ from typing import Literal, Self
 
 from pydantic import Field, JsonValue, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
+from ddp_trainer.config.addresses import check_url, is_url
 from ddp_trainer.config.learning import (
     EmaConfig,
     NonFiniteConfig,
@@ -79,6 +80,26 @@ class CheckpointConfig(Section):
     timeout_seconds: PositiveInt = 3600
     """Maximum seconds that the other ranks wait while rank 0 writes or reads a checkpoint. In a
     job, spec.hang.checkpointSeconds is shorter by default, so raise both."""
+    mirror: str | None = None
+    """Address of this run in an object store, such as s3://bucket/run, to which a process copies
+    each newest checkpoint behind the training. A run whose directory has no usable checkpoint
+    resumes from there. Default: no copies."""
+    mirror_keep: PositiveInt = 3
+    """Number of newest checkpoints to keep in the object store."""
+    mirror_mb_per_second: PositiveFloat | None = None
+    """Maximum rate of the copy to the object store, in MiB per second. Default: no limit."""
+    mirror_seconds: PositiveInt = 300
+    """Maximum seconds that a complete run waits at its end until its last checkpoint is copied."""
+
+    @model_validator(mode="after")
+    def _check_mirror(self) -> Self:
+        if self.mirror is not None:
+            check_url("mirror", self.mirror)
+            return self
+        for key in sorted({"mirror_keep", "mirror_mb_per_second", "mirror_seconds"}):
+            if key in self.changed():
+                raise ValueError(no_effect(key, "without mirror"))
+        return self
 
     @property
     def chooses_interval(self) -> bool:
@@ -151,8 +172,8 @@ class RunConfig(Section):
     """Whether to use only deterministic algorithms, which are slower."""
     init_from: str | None = None
     """Initial weights: path of a safetensors file, a file of torch.save, a DCP folder, a checkpoint
-    or a run's directory. Training starts at update 0. An existing checkpoint of this run takes
-    precedence."""
+    or a run's directory, or its address in an object store, such as s3://bucket/run. Training
+    starts at update 0. An existing checkpoint of this run takes precedence."""
     init_strict: bool = True
     """Whether all weights of init_from must match the model. Otherwise a mismatch only causes a
     warning."""
@@ -207,6 +228,14 @@ class RunConfig(Section):
             )
         if self.nonfinite.policy == "rollback" and self.checkpoint.directory is None:
             raise ValueError("nonfinite.policy rollback requires checkpoint.directory")
+        return self
+
+    @model_validator(mode="after")
+    def _check_addresses(self) -> Self:
+        if self.init_from is not None and is_url(self.init_from):
+            check_url("init_from", self.init_from)
+        if self.checkpoint.mirror is not None and self.checkpoint.directory is None:
+            raise ValueError("checkpoint.mirror requires checkpoint.directory, which it copies")
         return self
 
     def compile_options(self) -> dict[str, bool | str | None] | None:

@@ -13,7 +13,10 @@ from ddp_trainer.observe.times import TimeMeter
 from ddp_trainer.ranks.agreement import RankSeconds
 from ddp_wire.messages import CheckpointInfo, Progress, Straggler
 
-_MEASURED = ("grad_norm", "allreduce_seconds", "allreduce_overlap_seconds")
+_MEASURED = (
+    "grad_norm", "allreduce_seconds", "allreduce_overlap_seconds", "mirror_step",
+    "mirror_behind_seconds",
+)  # fmt: skip
 """Fields of the progress that the progress event contains only if they are measured."""
 _NOT_IN_EVENT = {"metrics", "loss_parts", "learning_rate", "straggler", *_MEASURED}
 """Fields of the progress that the progress event does not contain under the same name."""
@@ -118,6 +121,7 @@ class Reporter:
         seconds_left: float | None = None,
         phase_seconds: dict[str, float] | None = None,
         rank_seconds: Sequence[RankSeconds] = (),
+        mirror: tuple[int | None, float] | None = None,
     ) -> None:
         """Report the progress of training since the last report.
 
@@ -138,6 +142,7 @@ class Reporter:
             seconds_left: Seconds until the time limit of the run, if it has one.
             phase_seconds: Seconds of each phase of the newest measured update.
             rank_seconds: Durations of each rank.
+            mirror: Updates in the newest copy of the mirror, and by how many seconds it is behind.
         """
         rate = self.rates.read()
         self._progress = Progress(
@@ -154,6 +159,8 @@ class Reporter:
             allreduce_seconds=allreduce[0] if allreduce else None,
             allreduce_overlap_seconds=allreduce[1] if allreduce else None,
             straggler=self.straggler,
+            mirror_step=mirror[0] if mirror else None,
+            mirror_behind_seconds=mirror[1] if mirror else None,
         )
         self.times.phase_seconds = phase_seconds or {}
         self._send_progress()

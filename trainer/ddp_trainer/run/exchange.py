@@ -99,7 +99,18 @@ def _report(run: Run, decision: Decision, phase_seconds: dict[str, float]) -> No
         seconds_left=run.seconds_left(run.seconds()),
         phase_seconds=phase_seconds,
         rank_seconds=decision.rank_seconds,
+        mirror=_mirror(run),
     )
+
+
+def _mirror(run: Run) -> tuple[int | None, float] | None:
+    """Return the step of the newest copy in the mirror, and how many seconds it is behind."""
+    mirror = run.checkpoints.mirror
+    if mirror is None:
+        return None
+    if warning := mirror.warning():
+        run.report.warn(warning)
+    return mirror.lag()
 
 
 def _allreduce(run: Run) -> tuple[float, float] | None:

@@ -186,6 +186,22 @@ def _save_in_parts(run: Run, plan: _Plan, start: float, *, required: bool) -> No
         _failed(run, failure, required=required)
 
 
+def finish_mirror(run: Run) -> None:
+    """Wait until the newest checkpoint of a complete run is in the mirror. All ranks call this.
+
+    A run that is not complete does not wait, because its next attempt goes on with the copy.
+    """
+    config = run.config.checkpoint
+    if config.mirror is None:
+        return
+    run.learner.trace.enter(Activity.CHECKPOINT)
+    with _volume_timeout(run), errors_of_first_rank(run.learner.device):
+        mirror = run.checkpoints.mirror
+        warning = mirror.finish(config.mirror_seconds) if mirror is not None else None
+        if warning is not None:
+            run.report.warn(warning)
+
+
 def roll_back(run: Run) -> None:
     """Restore weights and optimizer from the newest checkpoint; data and schedule continue.
 

@@ -7,6 +7,7 @@ The module does not import torch, and changes nothing. It checks checkpoints as 
 import hashlib
 import json
 import os
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -27,6 +28,8 @@ from ddp_trainer.checkpoint.format import (
     CheckpointName,
     names_in,
 )
+from ddp_trainer.checkpoint.store.outline import write_outline
+from ddp_trainer.checkpoint.store.urls import open_url
 from ddp_trainer.checkpoint.volume import Sleep, retried, volume_error
 from ddp_trainer.errors import InputError
 
@@ -81,13 +84,59 @@ class Inspection:
         return not any(one.state in {DAMAGED, UNKNOWN} for one in self.checkpoints)
 
 
-def inspect(path: Path, *, checksums: bool, sleep: Sleep = time.sleep) -> Inspection:
+def inspect_url(url: str, *, checksums: bool, sleep: Sleep = time.sleep) -> Inspection:
+    """Describe the checkpoints at an address in an object store, as `inspect` does.
+
+    Args:
+        url: Address of a run or of a checkpoint.
+        checksums: Whether to compare the CRC32 of each file. Otherwise only sizes count.
+        sleep: Function that waits between two tries to read.
+
+    Raises:
+        InputError: If the address holds no checkpoint, or access is denied.
+        VolumeError: If the store fails.
+    """
+    url = url.rstrip("/")
+    parent, _, last = url.rpartition("/")
+    single = CheckpointName.parse(last) is not None
+    with tempfile.TemporaryDirectory(prefix="ddp-trainer-") as folder:
+        path, wrong = Path(folder), dict[str, str]()
+        try:
+            store = open_url(parent if single else url)
+            for name in [last] if single else store.list():
+                if CheckpointName.parse(name) is not None:
+                    reason = write_outline(store, name, path, checksums=checksums)
+                    wrong |= {name: reason} if reason else {}
+        except OSError as error:
+            sentence = f"inspect: cannot read {url}: {error.strerror or error}"
+            raise volume_error(sentence, error) from error
+        if not any(path.iterdir()):
+            raise InputError(f"inspect: {url} holds no checkpoint")
+
+        def check(one: Path) -> None:
+            if one.name in wrong:
+                raise BrokenCheckpointError(wrong[one.name])
+            verify_contents(one, checksums=False)
+
+        found = inspect(path / last if single else path, checksums=False, sleep=sleep, check=check)
+    found.directory = url
+    return found
+
+
+def inspect(
+    path: Path,
+    *,
+    checksums: bool,
+    sleep: Sleep = time.sleep,
+    check: Callable[[Path], None] | None = None,
+) -> Inspection:
     """Describe a run's directory or a single checkpoint, without changes.
 
     Args:
         path: The run's directory, or the checkpoint.
         checksums: Whether to compare the CRC32 of each file. Otherwise only sizes count.
         sleep: Function that waits between two tries to read.
+        check: Function that checks a checkpoint. By default `verify_contents`.
 
     Raises:
         InputError: If the path is neither, or the process has no right to read it.
@@ -101,7 +150,7 @@ def inspect(path: Path, *, checksums: bool, sleep: Sleep = time.sleep) -> Inspec
             raise volume_error(f"inspect: cannot read {path}: {error}", error) from error
 
     def found(one: Path) -> Found:
-        return reading(partial(_found, one, checksums=checksums))
+        return reading(lambda: _found(one, check or partial(verify_contents, checksums=checksums)))
 
     if not reading(path.is_dir):
         raise InputError(f"inspect: {path} must be a directory of a run or a checkpoint")
@@ -138,7 +187,7 @@ def _add_start(inspection: Inspection) -> None:
         )
 
 
-def _found(path: Path, *, checksums: bool) -> Found:
+def _found(path: Path, check: Callable[[Path], None]) -> Found:
     """Describe one checkpoint."""
     name = CheckpointName.parse(path.name)
     suffix = name.suffix if name else ""
@@ -149,7 +198,7 @@ def _found(path: Path, *, checksums: bool) -> Found:
     if suffix == PENDING:
         return found
     try:
-        verify_contents(path, checksums=checksums)
+        check(path)
     except BrokenCheckpointError as error:
         found.reason = str(error)
         found.state = found.state if suffix else DAMAGED

@@ -6,6 +6,7 @@ may write to the same volume, so no link below the directory is followed (`ddp_w
 """
 
 import contextlib
+import json
 import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from ddp_trainer.checkpoint.store.base import Entry, Part
-from ddp_wire.files import PlantedFileError, held_path, open_to_read, remove
+from ddp_wire.files import PlantedFileError, held_path, open_in_folder, remove, replace_file
 from ddp_wire.records import PENDING
 
 BROKEN = ".broken"
@@ -37,12 +38,16 @@ class PendingFolder:
         """Write one file, and flush it to the volume."""
         size, crc = 0, 0
         with (self.folder / file).open("xb") as opened:
-            for part in parts:
-                opened.write(part)
-                crc = zlib.crc32(part, crc)
-                size += len(part)
-            opened.flush()
-            os.fsync(opened.fileno())
+            try:
+                for part in parts:
+                    opened.write(part)
+                    crc = zlib.crc32(part, crc)
+                    size += len(part)
+                opened.flush()
+                os.fsync(opened.fileno())
+            except BaseException:
+                (self.folder / file).unlink()  # The name stays free for another try.
+                raise
         return {"bytes": size, "crc32": f"{crc:08x}"}
 
     def seal(self, manifest: bytes) -> None:
@@ -93,10 +98,10 @@ class DirectoryStore:
         """Open a file of a checkpoint for reading.
 
         Raises:
-            PlantedFileError: If the file is a link, or not a regular file.
+            PlantedFileError: If the file or its folder is a link, or not a regular file.
             OSError: If the file is missing, or the volume fails.
         """
-        return os.fdopen(open_to_read(self.directory / name / file), "rb")
+        return os.fdopen(open_in_folder(self.directory / name / file), "rb")
 
     @contextlib.contextmanager
     def begin(self, name: str) -> Iterator[_Uncommitted]:
@@ -163,3 +168,9 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def replace_json(path: Path, document: object) -> None:
+    """Replace a JSON document atomically, even if several processes do so at the same time."""
+    replace_file(path, json.dumps(document, indent=1), sync=True)
+    sync(path.parent)

@@ -1,0 +1,344 @@
+"""Tests of the mirror: interruptions at each write, faults of the store, retention, claims."""
+
+import itertools
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ddp_trainer.checkpoint.contents import verify_contents
+from ddp_trainer.checkpoint.format import BrokenCheckpointError
+from ddp_trainer.checkpoint.store import mirror as mirror_module
+from ddp_trainer.checkpoint.store.copying import RateLimit
+from ddp_trainer.checkpoint.store.directory import DirectoryStore
+from ddp_trainer.checkpoint.store.mirror import Mirror
+from ddp_trainer.checkpoint.store.remote import fetch_newest
+from tests.trainer.checkpoint.store.memory import (
+    ROOT,
+    URL,
+    FaultyFileSystem,
+    Killed,
+    Run,
+    content,
+    object_store,
+)
+
+
+def name(step: int, attempt: int = 1) -> str:
+    return f"step-{step:08d}.attempt-{attempt}"
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def mirror_of(run: Run, filesystem: FaultyFileSystem, keep: int = 1) -> Mirror:
+    source = DirectoryStore(run.directory)
+    return Mirror(source, object_store(filesystem), keep=keep, sleep=lambda _: None)
+
+
+def restored(filesystem: FaultyFileSystem, folder: Path) -> str | None:
+    """Return the name of the newest checkpoint that another cluster gets, after its check."""
+    folder.mkdir()
+    fetched = fetch_newest(object_store(filesystem), folder, URL)
+    if fetched.name is not None:
+        verify_contents(folder / fetched.name)
+    return fetched.name
+
+
+def test_copy_is_equal_bit_for_bit(tmp_path: Path) -> None:
+    run, filesystem = Run(tmp_path / "run"), FaultyFileSystem()
+    run.save(10)
+    assert mirror_of(run, filesystem).turn() == mirror_module.POLL_SECONDS
+    assert restored(filesystem, tmp_path / "other") == name(10)
+    assert content(tmp_path / "other" / name(10)) == content(tmp_path / "run" / name(10))
+
+
+def killer(at: int, *, torn: bool) -> Callable[[str, str], None]:
+    """Return a fault that kills at the given write. A torn write leaves a part of the object."""
+    writes = itertools.count()
+
+    def fault(request: str, path: str) -> None:
+        if request in {"write", "delete"} and next(writes) == at:
+            if torn and request == "write":
+                filesystem = FAULTY[0]
+                with filesystem.__class__.__mro__[1]._open(filesystem, path, "wb") as file:
+                    file.write(b'{"fi')
+            raise Killed
+
+    return fault
+
+
+FAULTY: list[FaultyFileSystem] = []
+
+
+@pytest.mark.parametrize("torn", [False, True])
+def test_mirror_killed_at_any_write_never_shows_a_wrong_checkpoint(
+    tmp_path: Path, torn: bool
+) -> None:
+    """Kill at each write and deletion, then look as another cluster does, then go on."""
+    for at in itertools.count():
+        home = tmp_path / f"{at}"
+        run, filesystem = Run(home / "run"), FaultyFileSystem()
+        FAULTY[:] = [filesystem]
+        run.save(10)
+        mirror_of(run, filesystem).turn()
+        run.save(20)
+        filesystem.fault = killer(at, torn=torn)
+        killed = False
+        try:
+            mirror_of(run, filesystem).turn()
+        except Killed:
+            killed = True
+        filesystem.fault = lambda *_: None
+        found = restored(filesystem, home / "other")
+        assert found in {name(10), name(20)}, at
+        assert content(home / "other" / found) == content(home / "run" / found), at
+        run.save(30)
+        again = mirror_of(run, filesystem)
+        again.turn()
+        again.turn()
+        assert again.status.step == 30, again.status
+        assert object_store(filesystem).list() == [name(30)], at
+        left = {path for path in filesystem.find(ROOT) if "/step-" in path}
+        assert all(f"/{name(30)}/" in path for path in left), at
+        if not killed:
+            break
+    assert at > 8, "each write of a turn was interrupted"
+
+
+def test_errors_that_end_within_the_tries_are_invisible(tmp_path: Path) -> None:
+    run, filesystem = Run(tmp_path / "run"), FaultyFileSystem()
+    run.save(10)
+    seen: set[tuple[str, ...]] = set()
+
+    def fault(*request: str) -> None:
+        if request not in seen:
+            seen.add(request)
+            raise OSError(5, "500 Internal Server Error")
+
+    filesystem.fault = fault
+    mirror = mirror_of(run, filesystem)
+    mirror.turn()
+    assert (mirror.status.step, mirror.status.error) == (10, "")
+
+
+def test_store_that_is_away_delays_the_mirror_and_is_reported(tmp_path: Path) -> None:
+    run, filesystem, clock = Run(tmp_path / "run"), FaultyFileSystem(), Clock()
+    source = DirectoryStore(run.directory)
+    mirror = Mirror(source, object_store(filesystem), keep=1, clock=clock, sleep=lambda _: None)
+    run.save(10)
+
+    def away(*_: str) -> None:
+        raise OSError(5, "503 Slow Down")
+
+    filesystem.fault = away
+    waits = [mirror.turn()]
+    run.save(20)
+    clock.now += 50
+    waits += [mirror.turn() for _ in range(7)]
+    assert waits == [2, 4, 8, 16, 32, 60, 60, 60]
+    assert mirror.status.failures == 8
+    assert mirror.status.error == "503 Slow Down"
+    assert (mirror.status.behind_steps, mirror.status.behind_seconds) == (20, 50)
+    assert not mirror.complete
+    filesystem.fault = lambda *_: None
+    mirror.turn()
+    assert mirror.complete
+    assert mirror.status.step == 20
+    assert (mirror.status.behind_steps, mirror.status.behind_seconds) == (0, 0)
+    assert object_store(filesystem).list() == [name(20)]
+
+
+def test_retention_in_the_run_does_not_disturb_a_copy(tmp_path: Path) -> None:
+    run, filesystem = Run(tmp_path / "run", keep=1), FaultyFileSystem()
+    run.save(10)
+    before = content(run.directory / name(10))
+
+    def save_meanwhile(request: str, path: str) -> None:
+        if path.endswith("optimizer.safetensors") and request == "write":
+            run.save(20)
+
+    filesystem.fault = save_meanwhile
+    mirror_of(run, filesystem).turn()
+    assert not (run.directory / name(10)).exists()
+    assert restored(filesystem, tmp_path / "other") == name(10)
+    assert content(tmp_path / "other" / name(10)) == before
+
+
+def test_damaged_checkpoint_is_not_copied_and_the_older_copy_stays(tmp_path: Path) -> None:
+    run, filesystem = Run(tmp_path / "run"), FaultyFileSystem()
+    run.save(10)
+    mirror = mirror_of(run, filesystem)
+    mirror.turn()
+    run.save(20)
+    path = run.directory / name(20) / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + b"\x7f")
+    mirror.turn()
+    assert mirror.status.error == "model.safetensors does not match its entry in MANIFEST.json"
+    assert object_store(filesystem).list() == [name(10)]
+    run.save(30)
+    mirror.turn()
+    assert object_store(filesystem).list() == [name(30)]
+
+
+def test_newest_copies_are_kept_and_newer_ones_of_other_runs_stay(tmp_path: Path) -> None:
+    run, filesystem = Run(tmp_path / "run"), FaultyFileSystem()
+    far = Run(tmp_path / "far", job="other")
+    far.save(500)
+    mirror_of(far, filesystem).turn()
+    mirror = mirror_of(run, filesystem, keep=2)
+    for step in (10, 20, 30, 40):
+        run.save(step)
+        mirror.turn()
+    assert object_store(filesystem).list() == [name(30), name(40), name(500)]
+
+
+def test_stale_list_neither_hides_the_newest_copy_nor_deletes_one(tmp_path: Path) -> None:
+    run, filesystem = Run(tmp_path / "run"), FaultyFileSystem()
+    mirror = mirror_of(run, filesystem, keep=2)
+    for step in (10, 20):
+        run.save(step)
+        mirror.turn()
+    filesystem.hidden = {name(10), name(20)}
+    assert restored(filesystem, tmp_path / "other") == name(20)
+    run.save(30)
+    mirror_of(run, filesystem, keep=2).turn()
+    filesystem.hidden = set()
+    assert object_store(filesystem).list() == [name(20), name(30)]
+
+
+def test_list_with_a_deleted_checkpoint_does_not_bring_it_back(tmp_path: Path) -> None:
+    run, filesystem = Run(tmp_path / "run"), FaultyFileSystem()
+    run.save(10)
+    mirror_of(run, filesystem).turn()
+    filesystem.rm_file(f"{ROOT}/{name(10)}/MANIFEST.json")
+    assert object_store(filesystem).list() == []
+    assert restored(filesystem, tmp_path / "other") is None
+
+
+def test_damaged_index_is_ignored(tmp_path: Path) -> None:
+    run, filesystem = Run(tmp_path / "run"), FaultyFileSystem()
+    run.save(10)
+    mirror_of(run, filesystem).turn()
+    for text in ("", "{", "[]", '{"checkpoints": 3}', '{"checkpoints": ["../x"]}'):
+        filesystem.pipe_file(f"{ROOT}/CHECKPOINTS.json", text.encode())
+        assert object_store(filesystem).list() == [name(10)]
+
+
+@pytest.mark.parametrize("newer", [("uid", 2), ("other", 0)])
+def test_older_attempt_stops_when_another_one_owns_the_store(
+    tmp_path: Path, newer: tuple[str, int]
+) -> None:
+    old, filesystem = Run(tmp_path / "old"), FaultyFileSystem()
+    old.save(10)
+    first = mirror_of(old, filesystem)
+    first.turn()
+    new = Run(tmp_path / "new", attempt=newer[1], job=newer[0])
+    mirror_of(new, filesystem).turn()
+    old.save(20)
+    first.turn()
+    assert first.status.ended
+    assert "owns the store now" in first.status.error
+    assert object_store(filesystem).list() == [name(10)]
+    again = mirror_of(old, filesystem)
+    again.turn()
+    assert again.status.ended == (newer[0] == "uid")
+
+
+def test_attempt_that_lost_the_directory_stops(tmp_path: Path) -> None:
+    run, filesystem = Run(tmp_path / "run"), FaultyFileSystem()
+    mirror = mirror_of(run, filesystem)
+    mirror.turn()
+    run.save(10)
+    Run(tmp_path / "run", attempt=2)
+    mirror.turn()
+    assert mirror.status.ended
+    assert object_store(filesystem).list() == []
+
+
+def test_other_checkpoint_of_the_same_name_stays(tmp_path: Path) -> None:
+    run, filesystem = Run(tmp_path / "run"), FaultyFileSystem()
+    run.save(10)
+    manifest = f"{ROOT}/{name(10)}/MANIFEST.json"
+    filesystem.pipe_file(manifest, b'{"files": {}}')
+    mirror = mirror_of(run, filesystem)
+    mirror.turn()
+    assert mirror.status.error == f"the store has another checkpoint named {name(10)}"
+    assert filesystem.cat_file(manifest) == b'{"files": {}}'
+
+
+@pytest.mark.parametrize(
+    ("document", "reason"),
+    [
+        ({"files": {"../../etc/passwd": {"bytes": 1, "crc32": "0"}}}, "is not a file name"),
+        ({"files": {"model": {"bytes": -1, "crc32": "0"}}}, "damaged"),
+        ({"files": {"model": {"bytes": 10**15, "crc32": "0"}}}, "free"),
+        ({"files": ["model"]}, "damaged"),
+        ([], "damaged"),
+    ],
+)
+def test_hostile_manifest_is_refused(tmp_path: Path, document: object, reason: str) -> None:
+    filesystem = FaultyFileSystem()
+    filesystem.pipe_file(f"{ROOT}/{name(10)}/MANIFEST.json", json.dumps(document).encode())
+    filesystem.pipe_file(f"{ROOT}/{name(10)}/model", b"x")
+    try:
+        said = "; ".join(fetch_newest(object_store(filesystem), tmp_path, URL).skipped)
+    except OSError as error:
+        said = str(error)
+    assert reason in said
+    assert not list(tmp_path.iterdir())
+
+
+def test_object_larger_than_its_entry_is_not_read_to_its_end(tmp_path: Path) -> None:
+    run, filesystem = Run(tmp_path / "run"), FaultyFileSystem()
+    run.save(10)
+    mirror_of(run, filesystem).turn()
+    filesystem.pipe_file(f"{ROOT}/{name(10)}/model.safetensors", bytes(64 << 20))
+    sizes: list[int] = []
+
+    def count(_: str, read: bytes) -> bytes:
+        sizes.append(len(read))
+        return read
+
+    filesystem.cut = count
+    other = tmp_path / "other"
+    other.mkdir()
+    fetched = fetch_newest(object_store(filesystem), other, URL)
+    assert fetched.name is None
+    assert "does not match" in fetched.skipped[0]
+    assert sum(sizes) < 12 << 20
+    assert not list(other.iterdir())
+
+
+def test_rate_limit_spreads_bytes_over_time() -> None:
+    clock, waits = Clock(), list[float]()
+    limit = RateLimit(1000, clock, waits.append)
+    for _ in range(3):
+        limit(500)
+    assert waits == [0.5, 1.0, 1.5]
+    clock.now += 100
+    limit(500)
+    assert waits[-1] == pytest.approx(0.5)
+    RateLimit(None, clock, waits.append)(10**12)
+    assert len(waits) == 4
+
+
+def test_truncated_answers_are_read_again_and_never_accepted(tmp_path: Path) -> None:
+    run, filesystem = Run(tmp_path / "run"), FaultyFileSystem()
+    run.save(10)
+    mirror_of(run, filesystem).turn()
+    calls = itertools.count()
+    filesystem.cut = lambda _, read: read[: len(read) // 2] if next(calls) % 3 == 1 else read
+    assert restored(filesystem, tmp_path / "other") == name(10)
+    assert content(tmp_path / "other" / name(10)) == content(run.directory / name(10))
+    filesystem.cut = lambda _, read: read[: len(read) // 2]
+    (tmp_path / "third").mkdir()
+    with pytest.raises((OSError, BrokenCheckpointError)):
+        fetch_newest(object_store(filesystem), tmp_path / "third", URL)
+    assert not list((tmp_path / "third").iterdir())
