@@ -21,6 +21,7 @@ from ddp_trainer.checkpoint import format as format_
 from ddp_trainer.checkpoint import volume
 from ddp_trainer.checkpoint.manager import CheckpointManager
 from ddp_trainer.checkpoint.snapshot import Checkpoint
+from ddp_trainer.checkpoint.store.directory import PendingFolder
 from ddp_trainer.commands import main as main_
 from ddp_trainer.commands.main import main
 from ddp_trainer.config.settings import resolve
@@ -192,16 +193,24 @@ def train_on_faulty_volume(given: list[str]) -> int:
         given: The fault, and the arguments of the command.
     """
     fault, *arguments = given
-    real = format_.crc32_of
+    crc32_of, write = format_.crc32_of, PendingFolder.put
 
-    def crc32_of(path: Any) -> str:
+    def fail(path: Path) -> None:
         if fault != "slow":
             code = getattr(errno, fault)
             raise OSError(code, os.strerror(code), str(path))
         time.sleep(0.6)  # Two files of a checkpoint exceed a timeout of 1 s.
-        return real(path)
 
-    format_.crc32_of = crc32_of
+    def faulty_crc32_of(path: Path) -> str:
+        fail(path)
+        return crc32_of(path)
+
+    def put(self: PendingFolder, file: str, parts: Any) -> Any:
+        fail(self.folder / file)
+        return write(self, file, parts)
+
+    format_.crc32_of = faulty_crc32_of
+    PendingFolder.put = put  # type: ignore[method-assign]
     volume.RETRY_WAITS = (0.0,)  # type: ignore[assignment]
     main_.RANK_0_MESSAGE_SECONDS = 0.0
     return main(["train", "--task=sample_tasks:build", "--global_batch=10", *arguments])

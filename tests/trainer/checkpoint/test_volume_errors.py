@@ -181,16 +181,14 @@ def test_error_of_torch_when_it_maps_a_file_is_a_volume_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     saved(tmp_path, 3)
-    checkpoints, sleep = new_manager(tmp_path)
-    checkpoints.open(2, {})
-    tensors = checkpoints.receive(CPU).snapshot.model
+    sleep = FakeSleep()
 
     def refuse(path: Path, **_: object) -> None:
         raise RuntimeError(f"unable to open file <{path}> in read-only mode: Stale handle (116)")
 
     monkeypatch.setattr(stream, "safe_open", refuse)
-    with pytest.raises(VolumeError, match=r"cannot read .*step-00000003.*Stale handle"):
-        list(tensors.items())
+    with pytest.raises(VolumeError, match=r"config: init_from: cannot read .*Stale handle"):
+        initial.load_initial(state(3)[0], str(tmp_path), CPU, strict=True, sleep=sleep)
     assert sleep.seconds == list(volume.RETRY_WAITS)
 
 
