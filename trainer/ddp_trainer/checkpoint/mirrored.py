@@ -49,11 +49,11 @@ def choose(
         if local.name is None:
             raise
         return replace(local, skipped=[*local.skipped, f"{error}; the directory has a checkpoint"])
-    told = [*local.skipped, *fetched.skipped]
+    sentences = [*local.skipped, *fetched.skipped]
     if fetched.name is not None:
-        told.append(f"checkpoint {fetched.name} was copied from the mirror to {run_directory}")
+        sentences.append(f"checkpoint {fetched.name} was copied from the mirror to {run_directory}")
     elif local.name is not None:
-        return replace(local, skipped=told)
+        return replace(local, skipped=sentences)
     elif fetched.skipped and not start_over:
         raise load.NoneUsableError(
             f"checkpoint: no checkpoint of the mirror is usable ({'; '.join(fetched.skipped)}), and"
@@ -61,4 +61,4 @@ def choose(
             " job: checkpoint.startOver) to train from the beginning"
         )
     chosen = load.choose(run_directory, start_over=start_over, sleep=sleep)
-    return replace(chosen, skipped=[*told, *chosen.skipped])
+    return replace(chosen, skipped=[*sentences, *chosen.skipped])

@@ -164,6 +164,17 @@ class Reporter:
         )
         self.times.phase_seconds = phase_seconds or {}
         self._send_progress()
+        self._emit_progress(lr, rate, phase_seconds, loss_parts, rank_seconds)
+
+    def _emit_progress(
+        self,
+        lr: float,
+        rate: float | None,
+        phase_seconds: Mapping[str, float] | None,
+        loss_parts: Mapping[str, float] | None,
+        rank_seconds: Sequence[RankSeconds],
+    ) -> None:
+        """Emit the progress, with the measurements that only the event contains."""
         fields = self._progress.model_dump(exclude=_NOT_IN_EVENT)
         fields |= {"lr": lr, "data_wait_seconds": self.times.data_wait.read(), **self._cpu.read()}
         fields |= self._progress.model_dump(include=set(_MEASURED), exclude_none=True)
