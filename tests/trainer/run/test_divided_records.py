@@ -1,8 +1,10 @@
 """Tests of records of ranks that hold parts of the state which no other rank holds."""
 
 import json
+import re
 import shutil
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,8 @@ PARTS: dict[str, dict[str, Any]] = {
         "task": {"batch_norm": True, "samples": 36},
     },
 }
+_POLL_SECONDS = 0.5
+"""Longer than any sleep of a loop that polls."""
 QUICK = {"zero1", "fsdp2", "powersgd"}
 FILES = ("model", "optimizer", "ema", "compression", "buffers", "task")
 
@@ -80,9 +84,21 @@ class Runs:
 
 
 def _sleeps(gang: Gang, rank: int) -> bool:
-    """Return whether the main thread of a rank sleeps, as it does when it hangs in this test."""
-    pid = gang.processes[rank].pid
-    return "nanosleep" in Path(f"/proc/{pid}/wchan").read_text()
+    """Return whether the main thread of a rank sleeps, as it does when it hangs in this test.
+
+    A loop that polls sleeps as well, but wakes up between two looks.
+    """
+    process = Path(f"/proc/{gang.processes[rank].pid}")
+    before = _wakes(process)
+    time.sleep(_POLL_SECONDS)
+    return "nanosleep" in (process / "wchan").read_text() and _wakes(process) == before
+
+
+def _wakes(process: Path) -> str:
+    (line,) = re.findall(
+        "^voluntary_ctxt_switches.*$", (process / "status").read_text(), re.MULTILINE
+    )
+    return str(line)
 
 
 def ends(folder: Path) -> dict[str, bytes | None]:
