@@ -1,9 +1,13 @@
 """Tests that need a CUDA device."""
 
+import json
+import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 from ddp_trainer.data.loader import by_update
@@ -11,6 +15,8 @@ from ddp_trainer.data.prefetch import on_device
 from ddp_trainer.observe.phases import PhaseTimer
 from ddp_trainer.run.evaluating import evaluate_run
 from ddp_trainer.step import train_step
+from ddp_wire.contract import ExitCode
+from ddp_wire.records import ask_to_leave
 from tests.trainer.rank_processes import Launcher
 from tests.trainer.runs import distance, opened, trained
 
@@ -110,3 +116,39 @@ def test_device_measures_the_phases_of_an_update() -> None:
     phases.enter("exchange")
     seconds = phases.read()
     assert seconds["forward"] > seconds["optimizer"] >= 0
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "zero1", "fsdp2"])
+def test_ranks_that_wait_for_a_hung_one_keep_their_state(
+    launcher: Launcher, tmp_path: Path, strategy: str
+) -> None:
+    """The kernels of NCCL wait for ever, and the state is read beside them."""
+    records = tmp_path / "records"
+    records.mkdir()
+    config = {"epochs": 3, "global_batch": 6, "parallel": {"strategy": strategy}}
+    arguments = ["--task=sample_tasks:build", "--device=cuda", f"--config={json.dumps(config)}"]
+    whole = launcher.train(*arguments, world=2, DDP_CHECKPOINT_DIR=str(tmp_path / "whole"))
+    assert whole.wait(120) == [0, 0], whole.err(0)
+    arguments.append("--checkpoint.memory=true")
+    variables = {
+        "DDP_CHECKPOINT_DIR": str(tmp_path / "broken"),
+        "DDP_RECORDS_DIR": str(records),
+    }
+    hang = ["--task.die_rank=1", "--task.die_after=8", "--task.die_how=hang"]
+    hung = launcher.train(*arguments, *hang, world=2, DDP_ATTEMPT="1", **variables)
+    hung.wait_until(lambda: (hung.folder / "0.out").exists() and bool(hung.events("start")), 60)
+    pid = hung.processes[1].pid
+    hung.wait_until(lambda: "nanosleep" in Path(f"/proc/{pid}/wchan").read_text(), 60)
+    ask_to_leave(records, 1)
+    for rank in range(2):
+        hung.signal(rank, signal.SIGTERM)
+    assert hung.wait() == [ExitCode.PREEMPTED] * 2, hung.err(0)
+    (step,) = {int(path.name[5:13]) for path in records.glob("step-*")}
+    last = launcher.train(*arguments, world=2, DDP_ATTEMPT="2", **variables)
+    assert last.wait(120) == [0, 0], last.err(0)
+    assert [event["step"] for event in last.events("resume")] == [step]
+    ends = [max((tmp_path / name).glob("step-*")) for name in ("whole", "broken")]
+    for file in ("model.safetensors", "optimizer.safetensors"):
+        one, other = (load_file(end / file) for end in ends)
+        assert one.keys() == other.keys()
+        assert all(torch.equal(one[name], other[name]) for name in one), file

@@ -1,6 +1,6 @@
 """Model, optimizer and all other state that an update reads or changes."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 
@@ -71,6 +71,8 @@ class Learner:
     trace: Trace = field(default_factory=Trace)
     gate: Gate = field(default_factory=Gate)
     """Gate that is open while this rank changes no state."""
+    finish_passes: Callable[[], None] = field(default=lambda: None)
+    """Function that waits for the reductions of an update on a GPU, if its state is kept."""
 
     def autocast(self) -> AbstractContextManager[object]:
         """Return the autocast context of the forward pass."""

@@ -56,6 +56,7 @@ def train_step(
     local_update = learner.local_sgd is not None and learner.local_sgd.is_local(step)
     with learner.gate:  # Until the last reduction has ended, only gradients and buffers change.
         samples = _make_passes(learner, micro_batches, step, local_update=local_update)
+        learner.finish_passes()
     learner.trace.enter(Activity.OPTIMIZER)
     _finish_update(learner, step)
     return samples

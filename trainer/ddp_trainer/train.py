@@ -112,6 +112,7 @@ def loop(run: Run, survivor: Survivor | None = None) -> bool:
                 run.advance(train_step(run.learner, micro_batches, step, factor))
                 if after_update is not None:
                     run.call_hook(after_update)
+                survivor.end_update()
             except Exception as error:
                 survivor.write_after(error)  # First, because the location takes seconds to find.
                 _add_location(error, run.ranks, step)

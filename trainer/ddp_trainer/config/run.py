@@ -74,9 +74,9 @@ class CheckpointConfig(Section):
     part_mb: PositiveFloat = 64.0
     """Size in MiB up to which rank 0 writes a checkpoint alone. The ranks divide the write of a
     larger one, if all of them can write to the directory."""
-    memory: bool = True
+    memory: bool | None = None
     """Whether ranks that must end keep their state in memory, so that the next attempt repeats no
-    update. Only on the CPU, and if the agent offers memory."""
+    update, if the agent offers memory. Default: true on the CPU, false on GPUs."""
     timeout_seconds: PositiveInt = 3600
     """Maximum seconds that the other ranks wait while rank 0 writes or reads a checkpoint. In a
     job, spec.hang.checkpointSeconds is shorter by default, so raise both."""

@@ -43,6 +43,7 @@ from ddp_trainer.ranks.preflight import RankInfo, build_and_compare, rank_info
 from ddp_trainer.ranks.topology import Location
 from ddp_trainer.run.building import build_task, document_of
 from ddp_trainer.run.data import Position, RunData, prepare_data
+from ddp_trainer.run.device_state import keeps_state, why_not_kept
 from ddp_trainer.run.first_reports import report_first
 from ddp_trainer.run.parts import BuiltTask, Group, Resume
 from ddp_trainer.run.rehearsal import rehearse_if_needed
@@ -120,7 +121,7 @@ def open_run(request: RunRequest, ranks: Ranks, stop: StopFlag, heartbeats: Hear
         position=data.position,
         total_steps=steps,
         reported_step=data.position.step,
-        records=request.records if built.config.checkpoint.memory else None,
+        records=_records(request, built.config, group.device),
         nonfinite=_nonfinite_tracker(built.config, learner, resume.saved),
         replicas=_replica_state(built, data.position, ranks),
         stragglers=StragglerMonitor(divided(built.config.global_batch, ranks.world_size)),
@@ -173,10 +174,17 @@ def _open_checkpoints(
         )
         checkpoints.join(opened, device)
         saved = checkpoints.receive(device) if opened["resume"] else None
-    folder = request.records if config.checkpoint.memory else None
+    folder = _records(request, config, device)
     restart = choose_restart(folder, ranks, device, saved)
-    opened["skipped"].extend(restart.warnings)
+    odd = why_not_kept(config.checkpoint.memory, device, os.environ)
+    opened["skipped"].extend([*restart.warnings, *([odd] if odd else [])])
     return Resume(checkpoints, opened, restart.saved, restart.record)
+
+
+def _records(request: RunRequest, config: RunConfig, device: torch.device) -> Path | None:
+    """Return the folder of this node's records, or None if the ranks keep none."""
+    kept = keeps_state(config.checkpoint.memory, device, os.environ)
+    return request.records if kept else None
 
 
 def _volume_timeout(config: RunConfig) -> AbstractContextManager[None]:

@@ -10,8 +10,8 @@ for another attempt. If its state is whole then (`checkpoint.gate`), it writes p
 - In another thread, while a run that stops on request saves its checkpoint.
 
 A rank inside an update, or before the first update of its attempt, writes nothing. Nor does a rank
-of local SGD between two averages, or one whose newest gradients were not finite. On a GPU the state
-may still change while the host waits, so ranks with a GPU write nothing.
+of local SGD between two averages, or one whose newest gradients were not finite. `run.device_state`
+makes the same true on a GPU, where ranks write only if `checkpoint.memory` is true.
 """
 
 import os
@@ -29,6 +29,7 @@ from ddp_trainer.checkpoint.snapshot import Checkpoint
 from ddp_trainer.errors import ReportedError
 from ddp_trainer.learner import Learner
 from ddp_trainer.numerics.bit_hash import bit_hash
+from ddp_trainer.run.device_state import HostState, state_on
 from ddp_trainer.run.dividing import Divided, divide
 from ddp_trainer.run.keeping import Keeper
 from ddp_trainer.run.replicas import compared
@@ -55,8 +56,10 @@ class Survivor:
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        self._folder = run.records if run.learner.device.type == "cpu" else None
+        self._folder = run.records
         self._keeper = Keeper(run.learner, run.task) if self._folder is not None else None
+        self._device = HostState() if self._folder is None else state_on(run.learner.device)
+        run.learner.finish_passes = self._device.finish_passes
         self._lock = threading.Lock()
         self._written = False
 
@@ -64,6 +67,12 @@ class Survivor:
         """Copy what the next update changes before its end."""
         if self._keeper is not None:
             self._keeper.begin_update(self._run.position.step)
+            self._device.mark()
+
+    def end_update(self) -> None:
+        """Mark the end of an update."""
+        if self._keeper is not None:
+            self._device.mark()
 
     def write_after(self, error: BaseException) -> None:
         """Write a record after an error, if the error has left the state whole."""
@@ -106,21 +115,28 @@ class Survivor:
         with self._lock:
             if self._written or folder is None or keeper is None or run.before_first_update:
                 return
-            if not _is_usable(run.learner):
-                return
             self._written = True
-            try:
-                _write_parts(run, folder, keeper)
-            except (OSError, ReportedError, NoRoomError) as error:
-                step = run.position.step
-                _say(run, f"the state after update {step} was not kept in memory: {error}")
+            with self._device.reading() as whole:
+                if whole and _is_usable(run.learner):
+                    _try_to_write(run, folder, keeper)
 
 
 def _is_usable(learner: Learner) -> bool:
     """Return whether the state is that of the run, and has no weights that are not finite."""
     apart = learner.local_sgd is not None and learner.local_sgd.apart
     broken = not learner.guard.protects and bool(learner.totals.read()[2].item())
-    return not (apart or broken)
+    # A pass copies the matrices of powersgd, and on a GPU the copies may not be finished.
+    feedback = learner.compression is not None and learner.compression.has_feedback
+    return not (apart or broken or (feedback and learner.device.type != "cpu"))
+
+
+def _try_to_write(run: Run, folder: Path, keeper: Keeper) -> None:
+    """Write this rank's parts, or print a sentence about the reason why not."""
+    try:
+        _write_parts(run, folder, keeper)
+    except (OSError, ReportedError, NoRoomError) as error:
+        step = run.position.step
+        _say(run, f"the state after update {step} was not kept in memory: {error}")
 
 
 def _write_parts(run: Run, folder: Path, keeper: Keeper) -> None:
@@ -172,10 +188,13 @@ def _describe(run: Run, divided: Divided) -> Part:
 
 
 def _digest(run: Run) -> int:
-    """Return the hash of the state that is equal on all ranks, or 0 if they do not compare."""
-    if not run.replicas.enabled:
-        return 0
+    """Return the hash of the state that is equal on all ranks, or 0 if they do not compare.
+
+    On a GPU the hash would need memory of a device that may not give any back.
+    """
     learner = run.learner
+    if not run.replicas.enabled or learner.device.type != "cpu":
+        return 0
     return int(bit_hash(compared(learner).values(), learner.device).item())
 
 
