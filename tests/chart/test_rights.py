@@ -120,6 +120,7 @@ def test_user_roles_have_their_verbs() -> None:
         {**jobs, "verbs": [*read, "create", "update", "patch", "delete"]},
         {**logs, "resources": ["pods", *logs["resources"]]},
         {**jobs, "resources": ["ddpjobs/scale"], "verbs": ["get", "update", "patch"]},
+        {"apiGroups": [""], "resources": ["configmaps"], "verbs": ["create"]},
     ]
 
 

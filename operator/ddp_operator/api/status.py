@@ -225,6 +225,8 @@ class PodsStatus(StatusModel):
     """Container image of the worker pods."""
     image_pull_policy: ShortText = "IfNotPresent"
     """Rule for when the kubelet pulls the image."""
+    code_hash: ShortText | None = None
+    """Hash of the code that `ddpjob submit --code` shipped to the pods. Absent without it."""
     checkpoint_directory: ShortText | None = None
     """Directory of the checkpoints, as CLAIM/PATH. Another job that names this directory in checkpoint.path starts only after this job has ended."""  # noqa: E501
     gang: GangStatus | None = None

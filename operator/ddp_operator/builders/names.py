@@ -39,6 +39,23 @@ def init_pod_name(job: DDPJob, step: str, number: int) -> str:
     return f"{job.metadata.name}-init-{step}-{number}"
 
 
+_CODE = re.compile(r"-code-([0-9a-f]{12})$")
+
+
+def code_map_name(job_name: str, code_hash: str) -> str:
+    """Return the name of the ConfigMap with the code of a job."""
+    return f"{job_name}-code-{code_hash}"
+
+
+def code_hash(job: DDPJob) -> str | None:
+    """Return the hash in the name of the ConfigMap with the job's code, or None without one."""
+    for volume in job.spec.volumes or []:
+        found = _CODE.search(str((volume.config_map or {}).get("name")))
+        if found is not None:
+            return found[1]
+    return None
+
+
 _HOSTNAME_DIGITS = 4
 """Number of digits of the node index in a host name, because `nodes` is at most 9999."""
 

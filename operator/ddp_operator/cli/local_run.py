@@ -26,7 +26,7 @@ from ddp_operator.cli.local_checks import check_program, without_cluster_fields
 from ddp_operator.cli.rank_output import RankOutput
 from ddp_operator.cli.view import View, goodput_line, print_facts, summary_lines
 from ddp_operator.client.earlier_run import DEFAULTS, finished_before, first_state, stopped
-from ddp_operator.client.run_folder import load_job, locked, save_job
+from ddp_operator.client.run_folder import add_event, load_job, locked, save_job
 from ddp_operator.cluster.base import Key, Manifest
 from ddp_operator.cluster.local.cluster import LocalCluster, check_runs_locally
 from ddp_operator.cluster.local.share import too_few, visible_gpus
@@ -142,6 +142,8 @@ class LocalRun:
         self._check_end()
 
     def _on_event(self, event: Event) -> None:
+        shown = {"type": event.type, "reason": event.reason, "message": event.message}
+        add_event(self._home, self._manifest, shown)
         if event.reason not in {"Completed", "Failed"}:  # `_conclude` prints these.
             self._view.event(event)
 

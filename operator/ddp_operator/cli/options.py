@@ -8,7 +8,9 @@ from typing import Any
 
 import click
 
-from ddp_operator.client.client import Client, connect
+from ddp_operator.client.client import Client, connect, local
+from ddp_operator.client.errors import RequestError
+from ddp_operator.cluster.errors import NoClusterError
 
 RUNS = Path("ddp-runs")
 """Folder of local runs, unless `--dir` names another one."""
@@ -26,13 +28,21 @@ class Place:
     def client(self) -> Client:
         """Return the client of a cluster, or of this machine.
 
-        Without options, jobs are on the cluster of the kubeconfig.
+        Without options, the jobs are those on the cluster of the kubeconfig.
 
         Raises:
             RequestError: Options for a cluster and for this machine are mixed.
             NoClusterError: No cluster is configured.
         """
-        return connect(self.namespace, self.context)
+        if self.local or self.home is not None:
+            if self.namespace is not None or self.context is not None:
+                sentence = "--local and --dir select this machine, -n and --context a cluster"
+                raise RequestError(f"{sentence}: give only one of them")
+            return local(self.home or RUNS)
+        try:
+            return connect(self.namespace, self.context)
+        except NoClusterError as error:
+            raise NoClusterError(f"{error}; --local selects the runs of this machine") from error
 
 
 def place_options(verb: Callable[..., Any]) -> Callable[..., Any]:
@@ -40,9 +50,23 @@ def place_options(verb: Callable[..., Any]) -> Callable[..., Any]:
 
     @click.option("-n", "--namespace", help="Namespace. Default: that of the context.")
     @click.option("--context", help="Context of the kubeconfig. Default: the current one.")
+    @click.option("--local", is_flag=True, help="Runs of this machine, in place of a cluster.")
+    @click.option(
+        "--dir",
+        "home",
+        type=click.Path(path_type=Path, file_okay=False),
+        help=f"Folder of the runs of this machine. Default with --local: {RUNS}.",
+    )
     @functools.wraps(verb)
-    def call(*args: Any, namespace: str | None, context: str | None, **kwargs: Any) -> Any:
-        return verb(*args, place=Place(namespace, context, False, None), **kwargs)
+    def call(
+        *args: Any,
+        namespace: str | None,
+        context: str | None,
+        local: bool,
+        home: Path | None,
+        **kwargs: Any,
+    ) -> Any:
+        return verb(*args, place=Place(namespace, context, local, home), **kwargs)
 
     return call
 

@@ -1,26 +1,20 @@
 """Read the data of a report: from a run's directory, a local run, or a cluster."""
 
-import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 from ddp_operator.client.cluster_jobs import ClusterJobs
 from ddp_operator.client.earlier_run import KILLED, stopped
+from ddp_operator.client.run_events import history_files, read_lines
 from ddp_operator.client.run_folder import JOB_FILE, is_running, load_job
 from ddp_operator.report.history import History, read_history
 from ddp_operator.report.job import JobFacts, job_facts
 from ddp_operator.report.page import Report
 from ddp_wire.contract import HISTORY_FILE
-from ddp_wire.files import PlantedFileError, open_to_read
 
 _RUN_FILES = (HISTORY_FILE, "FENCE.json", "config.json")
 """Files that identify a directory as a run's directory."""
-FILE_BYTES = 1 << 28
-"""Maximum number of bytes that are read from one file of events, four times the limit of a
-history."""
-LINE_BYTES = 1 << 20
-"""Maximum number of bytes of one line. The rest of a longer line is read as additional lines."""
 _NO_STATUS = (
     "Causes of restarts: only the job's status has them. `ddpjob report JOB --run-dir DIR` reads"
     " both."
@@ -51,7 +45,7 @@ def read_directory(directory: Path) -> Report:
     missing: list[str] = []
     job = _local_job(directory, missing)
     name = job.name if job is not None else directory.resolve().name
-    history = _local_history(directory)
+    history = _read_files(history_files(directory))
     signs = [attempt.end for attempt in history.attempts]
     if (directory / JOB_FILE).exists():
         signs.append((directory / JOB_FILE).stat().st_mtime)
@@ -136,28 +130,5 @@ def _local_job(directory: Path, missing: list[str]) -> JobFacts | None:
     return job_facts({**earlier.manifest, "status": shown})
 
 
-def _local_history(directory: Path) -> History:
-    """Return the newest history in a local run's volumes. Without one, return its logged events."""
-    volumes = directory / "volumes"
-    found = [*volumes.glob(f"*/*/{HISTORY_FILE}"), *volumes.glob(f"*/*/*/{HISTORY_FILE}")]
-    if found:
-        return _read_files([max(found, key=lambda path: path.stat().st_mtime)])
-    return _read_files(sorted(directory.glob("logs/*-0.log"))[:1])
-
-
 def _read_files(paths: Iterable[Path]) -> History:
-    return read_history(_lines(paths))
-
-
-def _lines(paths: Iterable[Path]) -> Iterator[bytes]:
-    """Yield the lines of files. Limit their length, because an attacker may have written them."""
-    for path in paths:
-        try:
-            descriptor = open_to_read(path)
-        except PlantedFileError as error:
-            raise NoRunError(f"{error.filename}: {error.strerror}") from error
-        with os.fdopen(descriptor, "rb") as file:
-            left = FILE_BYTES
-            while left > 0 and (line := file.readline(min(left, LINE_BYTES))):
-                left -= len(line)
-                yield line
+    return read_history(read_lines(paths))

@@ -9,8 +9,8 @@ import click
 from ddp_operator.api.job import DDPJob
 from ddp_operator.cli.exit_codes import CommandCode
 from ddp_operator.cli.facts import story_lines
-from ddp_operator.client.jobs import ENDS, POLL_SECONDS, Job
-from ddp_operator.report.rows import message_of, state_of, time_left
+from ddp_operator.client.jobs import POLL_SECONDS, Job
+from ddp_operator.report.rows import ENDS, message_of, state_of, time_left
 from ddp_operator.report.story import tell
 
 

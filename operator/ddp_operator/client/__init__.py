@@ -5,6 +5,7 @@
 
 from ddp_operator.client.client import Client as Client
 from ddp_operator.client.client import connect as connect
+from ddp_operator.client.client import local as local
 from ddp_operator.client.errors import ClusterError as ClusterError
 from ddp_operator.client.errors import NoSuchJobError as NoSuchJobError
 from ddp_operator.client.errors import RequestError as RequestError

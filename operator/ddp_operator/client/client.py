@@ -1,5 +1,6 @@
 """The entry to jobs of a cluster and of this machine, with the same verbs for both."""
 
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from ddp_operator.client.backend import Backend, Json
 from ddp_operator.client.cluster_jobs import ClusterJobs
 from ddp_operator.client.code import read_code
 from ddp_operator.client.jobs import Job
+from ddp_operator.client.local_jobs import LocalJobs
 from ddp_operator.client.manifest import JobFile, read_job_file
 
 
@@ -65,6 +67,17 @@ class Client:
             maps = [*maps, read.config_map(manifest["metadata"]["name"])]
         created = self.backend.create(manifest, maps)
         return Job(created["metadata"]["name"], self.backend)
+
+
+def local(folder: str | Path = "ddp-runs") -> Client:
+    """Return the client of the runs in a folder of this machine.
+
+    Args:
+        folder: Folder that `--dir` of `ddpjob run` names.
+    """
+    given = str(folder) != "ddp-runs"
+    options = f" --dir {shlex.quote(str(folder))}" if given else " --local"
+    return Client(LocalJobs(Path(folder), options=options))
 
 
 def connect(namespace: str | None = None, context: str | None = None) -> Client:

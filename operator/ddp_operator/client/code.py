@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ddp_operator.builders.names import code_map_name
 from ddp_operator.client.errors import RequestError
 
 MOST_BYTES = 1_000_000
@@ -39,7 +40,7 @@ class Code:
 
     def name(self, job: str) -> str:
         """Return the name of the ConfigMap of a job with this code."""
-        return f"{job}-code-{self.hash}"
+        return code_map_name(job, self.hash)
 
     def config_map(self, job: str) -> dict[str, Any]:
         """Return the ConfigMap. Each key names one file."""

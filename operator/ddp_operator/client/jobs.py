@@ -12,13 +12,11 @@ from ddp_operator.client.backend import Backend, Json
 from ddp_operator.client.errors import WaitTimeoutError
 from ddp_operator.client.log_lines import LogLine, Wanted
 from ddp_operator.client.metrics import metric_rows
-from ddp_operator.report.rows import message_of, state_of
+from ddp_operator.report.rows import ENDS, message_of, state_of
 from ddp_operator.report.why import Why, explain
 
 POLL_SECONDS = 1.0
 """Seconds between two reads of a job by `wait` and `watch`."""
-ENDS = frozenset({"Completed", "Failed"})
-"""States in which a job ends."""
 
 
 @dataclass(frozen=True)

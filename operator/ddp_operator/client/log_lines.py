@@ -8,10 +8,14 @@ from datetime import UTC, datetime
 _STAMP = re.compile(rb"^(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.\d{1,9})?(Z|[+-]\d\d:\d\d) ")
 """Pattern of the time that the kubelet writes before each line."""
 _RANK = re.compile(r"^\[rank (\d{1,9})\] ?")
-_ATTEMPT = re.compile(r'^ddp-agent: attempt (\d{1,9}): torchrun |^\{"time".{0,300}"attempt": (\d+)')
+_ATTEMPT = re.compile(
+    r'^ddp-agent: attempt (\d{1,9}): torchrun\b|^\{"time".{0,300}"attempt": (\d+)'
+)
 """Pattern of the agent's lines that begin an attempt, as text and as JSON."""
-_OF_EVENT = re.compile(r'^\{"event": .{0,200}?"attempt": (\d{1,9})')
-"""Pattern of the attempt in an event of the bundled loop."""
+_OF_EVENT = re.compile(
+    r'^\{"event": .{0,200}?"attempt": (\d{1,9})|^[0-9T:-]{19}Z \[attempt (\d{1,9})\] '
+)
+"""Pattern of the attempt in an event of the bundled loop, as JSON and as text."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +55,7 @@ class LogParser:
             return LogLine(text, self._pod, None, self._attempt, time)
         text = text[found.end() :]
         if (event := _OF_EVENT.match(text)) is not None:
-            self._attempt = int(event[1])
+            self._attempt = int(event[1] or event[2])
         return LogLine(text, self._pod, int(found[1]), self._attempt, time)
 
 

@@ -5,7 +5,7 @@ import fcntl
 import json
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,6 +18,8 @@ from ddp_wire.files import open_to_read, read_file
 Manifest = dict[str, Any]
 JOB_FILE = "job.json"
 """Name of the file with the DDPJob object and its status."""
+EVENTS_FILE = "events.jsonl"
+"""Name of the file with the Events of all runs, one JSON object a line."""
 LOCK_FILE = "job.json.lock"
 """Name of the file that the process of the run locks. It contains the process id."""
 JOB_BYTES = 1 << 24
@@ -76,6 +78,41 @@ def is_running(home: Path) -> bool:
         except BlockingIOError:
             return True
         return False
+
+
+def owner(home: Path) -> int | None:
+    """Return the id of the process that runs the job in a folder, or None if none does."""
+    if not is_running(home):
+        return None
+    try:
+        text = read_file(home / LOCK_FILE, _NUMBER_BYTES)
+    except OSError:
+        return None
+    return int(text) if text.strip().isdigit() else None
+
+
+def add_event(home: Path, job: Manifest, event: Mapping[str, str]) -> None:
+    """Append an Event about the job to the folder. Ignore a full disk."""
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    about = {"kind": job["kind"], "name": job["metadata"]["name"]}
+    line = json.dumps({**event, "lastTimestamp": now, "involvedObject": about})
+    with contextlib.suppress(OSError), (home / EVENTS_FILE).open("a", encoding="utf-8") as file:
+        file.write(line + "\n")
+
+
+def load_events(home: Path) -> list[Manifest]:
+    """Return the Events in a folder, oldest first. Skip damaged lines."""
+    try:
+        text = read_file(home / EVENTS_FILE, JOB_BYTES)
+    except OSError:
+        return []
+    found = []
+    for line in text.splitlines():
+        with contextlib.suppress(ValueError, RecursionError):
+            event = json.loads(line)
+            if isinstance(event, dict):
+                found.append({"metadata": {}, **event})
+    return found
 
 
 @contextlib.contextmanager

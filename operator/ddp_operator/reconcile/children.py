@@ -25,6 +25,7 @@ from ddp_operator.builders.defaults import Defaults
 from ddp_operator.builders.env import checkpoint_directory
 from ddp_operator.builders.gangs.schedulers import new_gang, recorded_gang
 from ddp_operator.builders.kinds import kinds_in_use
+from ddp_operator.builders.names import code_hash
 from ddp_operator.reconcile import gangs, held_pods, outside_gang
 from ddp_operator.reconcile.abandoned import is_abandoned
 from ddp_operator.reconcile.claims import change_claim
@@ -63,6 +64,7 @@ def fresh_pods(job: DDPJob, defaults: Defaults, first_port: int | None = None) -
         nodes=spec.nodes,
         image=spec.image or defaults.image,
         image_pull_policy=policy.value if policy else defaults.image_pull_policy,
+        code_hash=code_hash(job),
         checkpoint_directory=checkpoint_directory(job),
         gang=new_gang(job, defaults.gangs),
         first_port=first_port if spec.uses_host_network else None,

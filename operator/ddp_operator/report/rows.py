@@ -11,6 +11,8 @@ from ddp_wire.durations import duration_text
 
 HEAD = ("NAME", "STATUS", "READY", "ATTEMPT", "PROGRESS", "LOSS", "LEFT", "AGE")
 """Columns of a normal list."""
+ENDS = frozenset({"Completed", "Failed"})
+"""Values of STATUS with which a job ends."""
 WIDE_HEAD = (*HEAD, "SAMPLES/S", "CHECKPOINT", "GOODPUT", "MESSAGE")
 """Columns of a wide list."""
 _EXACT_UNITS = 10

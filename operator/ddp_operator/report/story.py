@@ -62,6 +62,8 @@ def _state(job: DDPJob, now: datetime, place: str) -> Iterator[Fact]:
     ranks = spec.ranks_per_node
     size = f"{count_text(job.nodes, 'node')} x {count_text(ranks, 'rank')}"
     yield Fact("Job", f"{job.metadata.name} ({place}), {size}")
+    if job.status.pods is not None and job.status.pods.code_hash is not None:
+        yield Fact("Code", job.status.pods.code_hash)
     yield Fact("Status", state + _duration(job, now), STYLES.get(state, ""))
     if message := message_of(job):
         yield Fact("", message)

@@ -15,9 +15,9 @@ import yaml
 from aiohttp import web
 from click.testing import CliRunner, Result
 
-from ddp_operator.cli import report_data
 from ddp_operator.cli.main import main
 from ddp_operator.cli.report_data import read_directory
+from ddp_operator.client import run_events
 from ddp_operator.client.run_folder import JOB_FILE
 from ddp_operator.report.figures import build_figures
 from ddp_operator.report.timeline import build_timeline
@@ -86,8 +86,8 @@ def test_pipe_or_huge_file_in_place_of_the_job_file_is_refused_at_once(tmp_path:
 def test_very_long_line_and_unfinished_last_line_are_read_only_in_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(report_data, "FILE_BYTES", 1000)
-    monkeypatch.setattr(report_data, "LINE_BYTES", 400)
+    monkeypatch.setattr(run_events, "FILE_BYTES", 1000)
+    monkeypatch.setattr(run_events, "LINE_BYTES", 400)
     history = tmp_path / HISTORY_FILE
     history.write_bytes(line("start", 0) + progress(5, 5) + b"x" * 2000 + progress(10, 50))
     points = read_directory(tmp_path).history.points

@@ -244,6 +244,11 @@ def test_metrics_are_rows_of_progress_and_evaluations(api: JobsApi) -> None:
     rows = connect("team-a").get("digits").metrics()
     assert [(row["kind"], row["step"]) for row in rows] == [("progress", 10)]
     assert rows[0]["loss"] is not None
+    log.add(1, "[rank 0] 2026-03-01T12:00:09Z [attempt 2] step 20 of 50: loss 0.5, lr 0.1")
+    found = connect("team-a").get("digits")
+    steps = {(row["attempt"], row["step"]) for row in found.metrics()}
+    assert steps == {(1, 10), (2, 20)}
+    assert [line.attempt for line in found.logs()] == [1, 2]
 
 
 def test_cluster_without_the_crd_is_named_in_one_sentence(api: JobsApi, tmp_path: Path) -> None:

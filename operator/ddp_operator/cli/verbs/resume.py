@@ -5,7 +5,7 @@ import click
 from ddp_operator.cli.errors import one_sentence
 from ddp_operator.cli.options import Place, place_options
 from ddp_operator.client.errors import RequestError
-from ddp_operator.report.rows import state_of
+from ddp_operator.report.rows import ENDS, state_of
 
 
 @click.command("resume")
@@ -16,7 +16,7 @@ def command(*, name: str, place: Place) -> None:
     """Start a suspended job again from its newest checkpoint."""
     job = place.client().get(name)
     state = state_of(job.read())
-    if state in {"Completed", "Failed"}:
+    if state in ENDS:
         raise RequestError(f"{name} is {state}: create it again to train on")
     job.resume()
     click.echo(f"{name} resumes")

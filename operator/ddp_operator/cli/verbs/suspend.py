@@ -4,7 +4,7 @@ import click
 
 from ddp_operator.cli.errors import one_sentence
 from ddp_operator.cli.options import Place, place_options
-from ddp_operator.report.rows import state_of
+from ddp_operator.report.rows import ENDS, state_of
 
 
 @click.command("suspend")
@@ -14,7 +14,7 @@ from ddp_operator.report.rows import state_of
 def command(*, name: str, place: Place) -> None:
     """Save a checkpoint, stop the ranks and free the nodes of a job."""
     job = place.client().get(name)
-    if state_of(job.read()) in {"Completed", "Failed"}:
+    if state_of(job.read()) in ENDS:
         click.echo(f"{name} has ended already", err=True)
         return
     job.suspend()

@@ -25,13 +25,20 @@ def check_volumes(manifest: Manifest, config_maps: ConfigMaps) -> None:
     """
     for volume in _user_volumes(manifest):
         name, source = volume["name"], volume.get("configMap")
-        if source is None or source.keys() != {"name"}:
+        if source is None or not source.keys() <= {"name", "items"}:
             raise ClusterError(f"spec.volumes: {name} needs a cluster")
         if source["name"] not in config_maps:
             raise ClusterError(
                 f"spec.volumes: {name} needs a cluster, or the ConfigMap {source['name']} in the"
                 " same file"
             )
+        for item in source.get("items") or []:
+            if item.get("key") not in config_maps[source["name"]]:
+                raise ClusterError(
+                    f"spec.volumes: {name} needs the key {item.get('key')!r}, which the ConfigMap"
+                    f" {source['name']} does not have"
+                )
+            inside(Path(), str(item.get("path")), f"spec.volumes: a path of {name}")
         for key in config_maps[source["name"]]:
             if not _KEY.fullmatch(key) or key.startswith("..") or key == ".":
                 raise ClusterError(
@@ -49,17 +56,26 @@ def write_volumes(manifest: Manifest, config_maps: ConfigMaps, home: Path) -> di
     """
     sources, mounts = _sources(manifest), _local_paths(manifest, home)
     for name, source in sources.items():
-        for key, text in config_maps[source].items():
-            file = inside(home, f"{name}/{key}", "spec.volumes")
+        for path, text in _files(source, config_maps).items():
+            file = inside(home, f"{name}/{path}", "spec.volumes")
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text, encoding="utf-8")
     return mounts
 
 
-def _sources(manifest: Manifest) -> dict[str, str]:
-    """Return the ConfigMaps that the worker container mounts, by volume."""
+def _files(source: Mapping[str, Any], config_maps: ConfigMaps) -> dict[str, str]:
+    """Return the text of each file of a volume, by its path."""
+    texts = config_maps[source["name"]]
+    items = source.get("items")
+    if items is None:
+        return dict(texts)
+    return {item["path"]: texts[item["key"]] for item in items}
+
+
+def _sources(manifest: Manifest) -> dict[str, dict[str, Any]]:
+    """Return the sources of the ConfigMaps that the worker container mounts, by volume."""
     mounted = {mount["name"] for mount in _mounts(manifest)}
-    volumes = {v["name"]: v["configMap"]["name"] for v in _user_volumes(manifest)}
+    volumes = {v["name"]: v["configMap"] for v in _user_volumes(manifest)}
     return {name: source for name, source in volumes.items() if name in mounted}
 
 
