@@ -194,6 +194,17 @@ def test_room_for_the_parts_of_other_ranks_is_reserved(
             written(tmp_path, 5, rank=0, division="all")
 
 
+def test_room_for_the_checkpoint_that_is_saved_is_reserved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(record_writer, "memory_bytes", lambda: 0)
+    monkeypatch.setattr(record_writer, "memory_limit", lambda: (100 << 20, Path("max")))
+    part = Part(step=5, attempt=1, rank=None, writer=0, world_size=2)
+    with pytest.raises(NoRoomError, match=r"needs 0 MiB .* has 60 MiB left"):
+        record_writer.write(tmp_path, part, checkpoint(5, 1), 40 << 20)
+    assert record_writer.write(tmp_path, part, checkpoint(5, 1), 30 << 20)
+
+
 def test_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")

@@ -34,14 +34,21 @@ class NoRoomError(Exception):
     """Error for a record that does not fit into the memory of the node. Its text says why."""
 
 
-def write(folder: Path, part: Part, checkpoint: Checkpoint) -> bool:
+def write(folder: Path, part: Part, checkpoint: Checkpoint, beside: int = 0) -> bool:
     """Write a part that is a checkpoint, as `write_part` does."""
     size = checkpoint.snapshot.nbytes()
-    return write_part(folder, part, size, lambda pending: write_files(pending, checkpoint))
+    return write_part(
+        folder, part, size, lambda pending: write_files(pending, checkpoint), beside=beside
+    )
 
 
 def write_part(
-    folder: Path, part: Part, size: int, fill: Callable[[Writable], dict[str, Entry]]
+    folder: Path,
+    part: Part,
+    size: int,
+    fill: Callable[[Writable], dict[str, Entry]],
+    *,
+    beside: int = 0,
 ) -> bool:
     """Write a part, unless another rank of this node has written it or writes it now.
 
@@ -54,6 +61,8 @@ def write_part(
         part: Description of the part.
         size: Size of its content in bytes.
         fill: Function that writes all files but the description, and returns their entries.
+        beside: Bytes of host memory that this node may need at the same time, for example to save
+            a checkpoint.
 
     Returns:
         Whether this call has written the part.
@@ -74,7 +83,7 @@ def write_part(
             continue
         try:
             _owner_file(pending).write_text(f"{os.getpid()} {size}")
-            _check_room(folder, pending, size)
+            _check_room(folder, pending, size, beside)
             files = PendingFolder(pending)
             described = files.put(PART_FILE, [json_bytes(part.model_dump())])
             entries = {PART_FILE: described} | fill(files)
@@ -120,7 +129,7 @@ def _is_abandoned(pending: Path) -> bool:
     return not is_running(owner[0])
 
 
-def _check_room(folder: Path, own: Path, needed: int) -> None:
+def _check_room(folder: Path, own: Path, needed: int, beside: int) -> None:
     """Check that a part fits into the folder's file system and below the memory limit.
 
     Raises:
@@ -130,7 +139,7 @@ def _check_room(folder: Path, own: Path, needed: int) -> None:
     free = {"the memory file system": status.f_bavail * status.f_frsize}
     limit, used = memory_limit(), memory_bytes()
     if limit is not None and used is not None:
-        free["the container's memory limit"] = limit[0] - used
+        free["the container's memory limit"] = limit[0] - used - beside
     total = needed + sum(_missing(folder, own))
     for place, left in free.items():
         if total + RESERVE_BYTES > left:

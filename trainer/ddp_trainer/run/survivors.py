@@ -50,6 +50,10 @@ class _Prepared:
     part: Part
     checkpoint: Checkpoint
 
+    def size(self, ranks: int) -> int:
+        """Return the bytes of this part in a checkpoint of so many ranks."""
+        return self.checkpoint.snapshot.nbytes() * (1 if self.part.rank is None else ranks)
+
 
 class Survivor:
     """Writer of this rank's parts of a record. It writes one record at most."""
@@ -91,7 +95,8 @@ class Survivor:
             yield
             return
         settle(self._run)
-        thread = threading.Thread(target=self._write, name="survivor", daemon=True)
+        saves = {"saves": self._run.checkpoints.enabled}
+        thread = threading.Thread(target=self._write, kwargs=saves, name="survivor", daemon=True)
         thread.start()
         try:
             yield
@@ -109,8 +114,12 @@ class Survivor:
                 self._write()
                 os._exit(ExitCode.PREEMPTED)
 
-    def _write(self) -> None:
-        """Write the parts of a record. Print a sentence about it, because nobody else reports."""
+    def _write(self, *, saves: bool = False) -> None:
+        """Write the parts of a record. Print a sentence about it, because nobody else reports.
+
+        Args:
+            saves: Whether the run saves a checkpoint at the same time.
+        """
         run, folder, keeper = self._run, self._folder, self._keeper
         with self._lock:
             if self._written or folder is None or keeper is None or run.before_first_update:
@@ -118,7 +127,7 @@ class Survivor:
             self._written = True
             with self._device.reading() as whole:
                 if whole and _is_usable(run.learner):
-                    _try_to_write(run, folder, keeper)
+                    _try_to_write(run, folder, keeper, saves=saves)
 
 
 def _is_usable(learner: Learner) -> bool:
@@ -130,20 +139,22 @@ def _is_usable(learner: Learner) -> bool:
     return not (apart or broken or (feedback and learner.device.type != "cpu"))
 
 
-def _try_to_write(run: Run, folder: Path, keeper: Keeper) -> None:
+def _try_to_write(run: Run, folder: Path, keeper: Keeper, *, saves: bool) -> None:
     """Write this rank's parts, or print a sentence about the reason why not."""
     try:
-        _write_parts(run, folder, keeper)
+        _write_parts(run, folder, keeper, saves=saves)
     except (OSError, ReportedError, NoRoomError) as error:
         step = run.position.step
         _say(run, f"the state after update {step} was not kept in memory: {error}")
 
 
-def _write_parts(run: Run, folder: Path, keeper: Keeper) -> None:
+def _write_parts(run: Run, folder: Path, keeper: Keeper, *, saves: bool) -> None:
     """Write this rank's own part, and the common part unless another rank of the node does."""
     start = time.monotonic()
     parts = _parts(run, keeper)
-    written = [each for each in parts if write(folder, each.part, each.checkpoint)]
+    # Rank 0 may gather the whole state to save it.
+    beside = sum(each.size(run.ranks.world_size) for each in parts) if saves else 0
+    written = [each for each in parts if write(folder, each.part, each.checkpoint, beside)]
     if written:
         took = time.monotonic() - start
         size = sum(each.checkpoint.snapshot.nbytes() for each in written) / 2**20
