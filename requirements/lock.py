@@ -21,9 +21,13 @@ _HEAD = "# Written by `make lock`.\n"
 _TARGETS = {
     "operator": ["--extra", "operator"],
     "trainer": ["--extra", "trainer"],
-    "dev": [f"--extra={name}" for name in ("operator", "cli", "trainer", "s3", "onnx", "dev")],
+    "dev": [f"--extra={name}" for name in ("operator", "cli", "trainer", "onnx", "dev")],
     "bench": ["requirements/bench.in", "--extra", "trainer"],
+    "s3": ["--extra", "trainer", "--extra", "s3"],
 }
+_BESIDES = {"s3": "trainer"}
+"""Lock files without the packages of another one. `s3` needs an older python-dateutil than the
+client of Kubernetes, so the development environment cannot contain both."""
 
 
 def main() -> None:
@@ -35,7 +39,11 @@ def main() -> None:
     wheels: Path = options.wheels
     for name, extras in _TARGETS.items():
         pins = [] if options.upgrade else _locked(name)
+        pins += _locked(_BESIDES[name]) if name in _BESIDES else []
         rest, torch = _split(_compile(["pyproject.toml", *extras], "\n".join(pins)))
+        if name in _BESIDES:
+            there = set(_PIN.findall((HERE / f"{_BESIDES[name]}.lock").read_text()))
+            rest = [entry for entry in rest if not there & set(_PIN.findall(entry))]
         _write(f"{name}.lock", rest)
         if name == "trainer":
             _write("torch-cuda.lock", torch)

@@ -154,7 +154,12 @@ SCHEDULER_PLUGINS = ToolSet(
         "sigs.k8s.io/scheduler-plugins/cmd/controller",
     ),
 )
-EVERY_RUN = (KUBERNETES, COREDNS, HELM, KUBE_SCORE, KWOK)
+VERSITYGW = ToolSet(  # an S3 server that keeps objects as files
+    name="versitygw",
+    module="github.com/versity/versitygw",
+    packages=("github.com/versity/versitygw/cmd/versitygw",),
+)
+EVERY_RUN = (KUBERNETES, COREDNS, HELM, KUBE_SCORE, KWOK, VERSITYGW)
 """Tools that `make test` needs."""
 
 

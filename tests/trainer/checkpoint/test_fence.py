@@ -16,7 +16,7 @@ from ddp_trainer.checkpoint import snapshot, writer
 from ddp_trainer.checkpoint.fence import FENCE, Fence
 from ddp_trainer.checkpoint.format import names_in
 from ddp_trainer.checkpoint.manager import CheckpointManager
-from ddp_trainer.checkpoint.store import directory
+from ddp_trainer.checkpoint.store import directory as store_directory
 from ddp_trainer.config import CheckpointConfig
 from ddp_trainer.errors import FencedError
 from tests.trainer.checkpoint.test_manager import whole
@@ -186,7 +186,7 @@ def _crash(*_: object, **__: object) -> None:
     raise InterruptedError("the process ended here")
 
 
-@pytest.mark.parametrize(("module", "step"), [(os, "replace"), (directory, "sync")])
+@pytest.mark.parametrize(("module", "step"), [(os, "replace"), (store_directory, "sync")])
 def test_crash_while_the_fence_is_written_leaves_the_old_or_the_new_fence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: ModuleType, step: str
 ) -> None:

@@ -28,7 +28,7 @@ _ABORTING = ("1", "2")
 """Values with which torch aborts communicators after an error, and the main stream goes on."""
 
 
-class Event(Protocol):
+class DeviceEvent(Protocol):
     """Point in the work that the host has queued, such as `torch.cuda.Event`."""
 
     def record(self) -> Any:
@@ -60,7 +60,9 @@ class DeviceState(HostState):
     """State on a device that computes what the host has queued."""
 
     def __init__(
-        self, new_event: Callable[[], Event], stream: Callable[[], AbstractContextManager[Any]]
+        self,
+        new_event: Callable[[], DeviceEvent],
+        stream: Callable[[], AbstractContextManager[Any]],
     ) -> None:
         """Use functions of a device, which a test may replace.
 
@@ -69,7 +71,7 @@ class DeviceState(HostState):
             stream: Function that returns a context in which this thread uses a stream of its own.
         """
         self._new_event, self._stream = new_event, stream
-        self._end: Event | None = None
+        self._end: DeviceEvent | None = None
 
     def mark(self) -> None:
         """Mark the end of an update. Call it while the gate is closed."""
