@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 VERBS = {
+    "checkpoints": ("checkpoints", "List, verify or download the checkpoints of a job."),
     "convert": (
         "convert",
         "Print the DDPJob for a PyTorchJob or TrainJob in FILE, and what it leaves out.",
@@ -34,6 +35,10 @@ VERBS = {
         "Show the story of a job on one screen: attempts, progress, where the time went.",
     ),
     "submit": ("submit", "Check the DDPJob in FILE and create it."),
+    "support-bundle": (
+        "support_bundle",
+        "Collect status, Events, output and reports of a job in one archive, without its secrets.",
+    ),
     "suspend": ("suspend", "Save a checkpoint, stop the ranks and free the nodes of a job."),
     "validate": (
         "validate",

@@ -1,6 +1,7 @@
 """What the client needs from the place where jobs run: a cluster, or this machine."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 from ddp_operator.client.log_lines import LogLine, Wanted
@@ -59,6 +60,9 @@ class Backend(Protocol):
 
     def events(self, name: str) -> list[Json]:
         """Return the Events about a job, oldest first."""
+
+    def volumes(self, name: str) -> Path | None:
+        """Return the folder that has the claims of a run as folders, or None on a cluster."""
 
     def notes(self) -> list[str]:
         """Return what the last call could not read, as sentences."""

@@ -57,6 +57,10 @@ class ClusterJobs:
         """Return the options of `ddpjob` that select the namespace."""
         return self._options
 
+    def volumes(self, name: str) -> None:
+        """Return None, because the volumes of a cluster are not on this machine."""
+        del name
+
     def notes(self) -> list[str]:
         """Return what the last call could not read."""
         return self._notes

@@ -55,6 +55,10 @@ class LocalJobs:
         """Return the options of `ddpjob` that select the folder."""
         return self._options
 
+    def volumes(self, name: str) -> Path:
+        """Return the folder that has the claims of a run as folders."""
+        return self._folder(name) / "volumes"
+
     def notes(self) -> list[str]:
         """Return nothing, because all files of a folder can be read."""
         return []
