@@ -1,5 +1,6 @@
 """Print labelled facts, wrapped at the width of a terminal."""
 
+import re
 import shutil
 import sys
 import textwrap
@@ -12,6 +13,8 @@ import click
 from ddp_operator.client.backend import event_time
 from ddp_operator.report.story import Fact
 
+_DURATION = re.compile(r"\d (?:d|h|min|s|ms)\b(?: \d+ (?:h|min|s)\b)?")
+_JOINER = "\N{NO-BREAK SPACE}"
 _LABEL = 12
 """Width of the column of labels."""
 
@@ -29,12 +32,10 @@ def story_lines(facts: Iterable[Fact], width: int | None) -> list[str]:
         parts = [fact.text]
         if width is not None:
             room = max(20, width - _LABEL)
-            parts = textwrap.wrap(
-                fact.text, room, break_long_words=False, break_on_hyphens=False
-            ) or [""]
+            parts = _wrapped(fact.text, room)
         for number, part in enumerate(parts):
             label = fact.label if number == 0 else ""
-            styled = click.style(part, fg=None if fact.style == "dim" else fact.style or None)
+            styled = click.style(part, fg=fact.style or None)
             lines.append(f"{click.style(label.ljust(_LABEL), dim=True)}{styled}")
     return lines
 
@@ -44,7 +45,7 @@ def print_paragraph(text: str, style: str = "") -> None:
     width = _width()
     lines = [text]
     if width is not None:
-        lines = textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
+        lines = _wrapped(text, width)
     for line in lines:
         click.echo(click.style(line, fg=style or None))
 
@@ -62,12 +63,19 @@ def print_events(events: Sequence[dict[str, Any]]) -> None:
         start = len(clock) + room + 4
         parts = [message]
         if width is not None:
-            parts = textwrap.wrap(message, max(20, width - start), break_long_words=False) or [""]
+            parts = _wrapped(message, max(20, width - start))
         warns = event.get("type") == "Warning"
         shown = click.style(reason, fg="yellow" if warns else None)
         click.echo(f"{clock}  {shown}  {parts[0]}")
         for part in parts[1:]:
             click.echo(" " * start + part)
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    """Return the lines of a text. A path is never broken, nor a duration such as 3 min 20 s."""
+    joined = _DURATION.sub(lambda found: found[0].replace(" ", _JOINER), text)
+    lines = textwrap.wrap(joined, width, break_long_words=False, break_on_hyphens=False)
+    return [line.replace(_JOINER, " ") for line in lines] or [""]
 
 
 def _clock(time: str) -> str:

@@ -25,7 +25,7 @@ class Fact:
     """Name of the fact, or empty for a line that continues the fact above."""
     text: str
     style: str = ""
-    """Style of the text in the terms of rich, or empty."""
+    """Colour of the text, or empty."""
 
 
 STYLES = {
@@ -34,9 +34,9 @@ STYLES = {
     "Recovering": "yellow",
     "Invalid": "red",
     "Failed": "red",
-    "Suspended": "dim",
+    "Suspended": "cyan",
 }
-"""Style of each STATUS. Others have none."""
+"""Colour of each STATUS. Others have none."""
 
 
 def tell(job: DDPJob, now: datetime, *, place: str) -> list[Fact]:

@@ -12,9 +12,11 @@ import yaml
 from click.testing import CliRunner, Result
 
 from ddp_operator.cli import main as module
+from ddp_operator.cli.facts import story_lines
 from ddp_operator.cli.main import main
+from ddp_operator.report.story import STYLES, Fact
 from tests.operator.client.jobs_api import JobsApi, PodLog
-from tests.operator.client.test_cluster_jobs import finish, running
+from tests.operator.client.test_cluster_jobs import finish, running, summary
 
 FORBIDDEN = ("torch", "kubernetes", "aiohttp", "rich", "numpy", "asyncio", "ddp_trainer")
 
@@ -52,6 +54,28 @@ def test_list_without_jobs_says_so() -> None:
     ended = run("list")
     assert (ended.exit_code, ended.stdout) == (0, "")
     assert ended.stderr == "There is no job in the namespace team-a.\n"
+
+
+@pytest.mark.parametrize("state", [*STYLES, "Pending", "Starting"])
+def test_each_state_is_shown_in_its_colour(cluster: JobsApi, state: str) -> None:
+    found = running()
+    found["status"]["conditions"] = [summary(state)]
+    cluster.put(found)
+    for verb in (["list"], ["list", "-o", "wide"], ["status", "digits"], ["why", "digits"]):
+        ended = CliRunner().invoke(main, verb, color=True)
+        assert ended.exit_code == 0
+    listed = CliRunner().invoke(main, ["list"], color=True).stdout
+    assert ("\x1b[3" in listed) is (state in STYLES)
+
+
+@pytest.mark.parametrize("width", [40, 80, 140])
+def test_lines_fit_the_terminal_and_keep_paths_and_durations(width: int) -> None:
+    text = "it took 12 min 20 s in total and 1 h 5 min before; see /checkpoints/" + "x" * 150
+    lines = [click.unstyle(one) for one in story_lines([Fact("Time", text)], width)]
+    assert all(len(one) <= width or "/checkpoints/" in one for one in lines)
+    assert "/checkpoints/" + "x" * 150 in " ".join(lines)
+    for whole in ("12 min 20 s", "1 h 5 min"):
+        assert any(whole in one for one in lines)
 
 
 def test_list_of_all_namespaces_names_each(jobs: JobsApi) -> None:
