@@ -4,13 +4,15 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 from ddp_operator.api.job import DDPJob, parse_job
 from ddp_operator.api.status import ConditionType, DDPJobStatus
 from ddp_operator.client.backend import Backend, Json
-from ddp_operator.client.errors import WaitTimeoutError
-from ddp_operator.client.log_lines import LogLine, Wanted
+from ddp_operator.client.copied_logs import copied_lines
+from ddp_operator.client.errors import RequestError, WaitTimeoutError
+from ddp_operator.client.log_lines import LogLine, Wanted, wanted_lines, with_copies
 from ddp_operator.client.metrics import metric_rows
 from ddp_operator.report.rows import ENDS, message_of, state_of
 from ddp_operator.report.why import Why, explain
@@ -93,6 +95,7 @@ class Job:
         ranks: Sequence[int] = (),
         attempt: int | None = None,
         since: timedelta | datetime | None = None,
+        run_directory: Path | None = None,
     ) -> Iterator[LogLine]:
         """Yield the output of all ranks and attempts in order.
 
@@ -101,10 +104,24 @@ class Job:
             ranks: Ranks to show. The default is all of them, and the agents.
             attempt: Attempt to show. The default is all of them.
             since: Age of the oldest line, or its time.
+            run_directory: The run's directory, if its volume is mounted here. Its copies have the
+                lines of pods that are gone.
+
+        Raises:
+            NoSuchJobError: The job does not exist.
+            ClusterError: The API server refused the request, or did not answer.
         """
         begin = datetime.now(UTC) - since if isinstance(since, timedelta) else since
         wanted = Wanted(frozenset(ranks), attempt, begin)
-        return self.backend.lines(self.name, wanted, follow=follow)
+        if run_directory is None:
+            return self.backend.lines(self.name, wanted, follow=follow)
+        if follow:
+            raise RequestError("copies of logs cannot be followed: leave out --run-dir or --follow")
+        job = self.read()
+        lines = list(self.backend.lines(self.name, Wanted(), follow=False))
+        shown = {(line.pod, line.attempt) for line in lines}
+        copies = copied_lines(run_directory, job.spec.ranks_per_node, shown, self.name)
+        return wanted_lines(with_copies(lines, copies), wanted)
 
     def metrics(self) -> list[dict[str, Any]]:
         """Return the reports of the run as rows for a data frame, oldest first."""

@@ -102,6 +102,15 @@ def in_order(lines: Iterable[LogLine]) -> list[LogLine]:
     return sorted(lines, key=lambda line: (line.time or _FIRST, line.attempt or 0))
 
 
+def with_copies(lines: list[LogLine], copies: Iterable[LogLine]) -> list[LogLine]:
+    """Return lines with those of other attempts or pods that have no times.
+
+    The attempts order the lines, and the times those of one attempt.
+    """
+    both = [*copies, *lines]
+    return sorted(both, key=lambda line: (line.attempt or 0, line.time or _FIRST))
+
+
 def wanted_lines(lines: Iterable[LogLine], wanted: Wanted) -> Iterator[LogLine]:
     """Yield the lines that a user wants to see."""
     return (line for line in lines if wanted.takes(line))

@@ -237,6 +237,33 @@ def test_followed_logs_have_each_line_once_across_two_replaced_pods(api: JobsApi
     assert {line.attempt for line in lines} == {1, 2, 3}
 
 
+def test_copies_on_the_volume_have_the_output_of_pods_that_are_gone(
+    api: JobsApi, tmp_path: Path
+) -> None:
+    api.put(running(procsPerNode=2))
+    for attempt, node, local, name, text in (
+        (1, 0, 0, "stdout.log", "a"),
+        (1, 1, 1, "stdout.log.old", "b"),
+        (1, 1, 1, "stderr.log", "c"),
+        (2, 0, 0, "stdout.log", "shown by the pod"),
+        (2, 1, 0, "stdout.log", "e"),
+    ):
+        folder = tmp_path / f"logs/attempt-{attempt}/node-{node}/uid-{attempt}_x/attempt_0/{local}"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(f"{text}\n")
+    api.logs["digits-0"] = log = PodLog()
+    log.add(0, "ddp-agent: attempt 2: torchrun --nnodes=2")
+    log.add(1, "[rank 0] d")
+    found = connect().get("digits")
+    lines = list(found.logs(run_directory=tmp_path))
+    ranks = [(one.attempt, one.rank, one.text) for one in lines if one.rank is not None]
+    assert ranks == [(1, 0, "a"), (1, 3, "b"), (1, 3, "c"), (2, 2, "e"), (2, 0, "d")]
+    with pytest.raises(RequestError, match="no such directory"):
+        found.logs(run_directory=tmp_path / "none")
+    with pytest.raises(RequestError, match="cannot be followed"):
+        found.logs(run_directory=tmp_path, follow=True)
+
+
 def test_metrics_are_rows_of_progress_and_evaluations(api: JobsApi) -> None:
     api.put(job(attempt=1))
     api.logs["digits-0"] = log = PodLog()

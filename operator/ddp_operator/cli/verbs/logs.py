@@ -1,6 +1,7 @@
 """`ddpjob logs`."""
 
 import json
+from pathlib import Path
 
 import click
 
@@ -25,6 +26,12 @@ from ddp_operator.cli.output import print_notes
 @click.option(
     "--since", metavar="DURATION", help="Only lines of the last time, for example 90s, 10m, 2h."
 )
+@click.option(
+    "--run-dir",
+    type=click.Path(path_type=Path),
+    help="Directory of the run of JOB, if its volume is mounted here: it has the output of pods"
+    " that are gone.",
+)
 @click.option("-t", "--timestamps", is_flag=True, help="Show the time of each line.")
 @click.option(
     "-o", "--output", type=click.Choice(["json"]), help="Format for programs: one object a line."
@@ -38,6 +45,7 @@ def command(
     ranks: tuple[int, ...],
     attempt: int | None,
     since: str | None,
+    run_dir: Path | None,
     timestamps: bool,
     output: str | None,
     place: Place,
@@ -50,7 +58,9 @@ def command(
     age = parse_duration(since, "--since") if since is not None else None
     job = place.client().get(name)
     view, shown = LogView(timestamps=timestamps), False
-    for line in job.logs(follow=follow, ranks=ranks, attempt=attempt, since=age):
+    for line in job.logs(
+        follow=follow, ranks=ranks, attempt=attempt, since=age, run_directory=run_dir
+    ):
         shown = True
         if output == "json":
             time = line.time.isoformat() if line.time is not None else None
