@@ -9,7 +9,7 @@ rank waits in a collective that another rank does not join.
 import gc
 import sys
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from typing import TypeVar
 
 from ddp_trainer.data.loader import by_update
@@ -29,6 +29,7 @@ from ddp_trainer.run.opening import RunRequest, open_run
 from ddp_trainer.run.replicas import check_replicas
 from ddp_trainer.run.run import Run
 from ddp_trainer.run.saving import finish_mirror, save
+from ddp_trainer.run.snapshots import Snapshots
 from ddp_trainer.run.survivors import Survivor
 from ddp_trainer.step import train_step
 from ddp_trainer.stop import StopFlag
@@ -101,7 +102,8 @@ def loop(run: Run, survivor: Survivor | None = None) -> bool:
     after_update = run.task.after_update if isinstance(run.task, HasAfterUpdate) else None
     arriving = on_device(run.train_loader, run.learner.device, run.report.times.data_wait)
     arriving = run.learner.gate.during(trace.waits(Activity.DATA, arriving))
-    with Collector(run.config.collect_every_steps) as garbage:
+    snapshots = Snapshots(run)
+    with Collector(run.config.collect_every_steps) as garbage, closing(snapshots):
         for micro_batches in _located(by_update(arriving), run):
             if decision.stop or decision.finish:
                 break
@@ -119,6 +121,7 @@ def loop(run: Run, survivor: Survivor | None = None) -> bool:
                 raise
             garbage.after_update(run.position.step)
             decision = _between_updates(run, decision)
+            snapshots.after_update()
             run.report.traced(trace.after_update(run.position.step))
     run.report.traced(trace.end(run.position.step))
     run.stop_clock()

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from ddp_operator.api.base import API_VERSION, KIND
 from ddp_operator.cli.local_run import LocalRun
+from tests.operator.cli.killed_task import ALL
 
 ROOT = Path(__file__).parents[3]
 STEPS, FAILS_AFTER = 80, 50
@@ -57,6 +58,31 @@ async def test_run_whose_ranks_hold_parts_repeats_no_update_after_an_exception(
     )
     assert int(step) >= FAILS_AFTER - 1  # One pass may be a rehearsal.
     await finished(tmp_path / "whole", spec())
+    assert final_bytes(tmp_path / "broken") == final_bytes(tmp_path / "whole")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "zero1", "fsdp2"])
+async def test_run_whose_ranks_are_all_killed_at_once_continues_from_memory(
+    tmp_path: Path, strategy: str
+) -> None:
+    def spec(home: str, kills: list[list[int]]) -> dict[str, Any]:
+        (tmp_path / home).mkdir()
+        config: dict[str, Any] = {
+            "max_steps": STEPS,
+            "global_batch": 8,
+            "parallel": {"strategy": strategy},
+            "checkpoint": {"memory_every_steps": 4},
+            "task": {"kills": kills, "record_dir": str(tmp_path / home)},
+        }
+        return {"task": "tests.operator.cli.killed_task:build", "config": config}
+
+    broken = spec("broken-counts", [[ALL, FAILS_AFTER]])
+    await finished(tmp_path / "broken", broken)
+    (step,) = re.findall(r"resumed at step (\d+) of 80 from the state", logs(tmp_path / "broken"))
+    assert int(step) % 4 == 1
+    assert FAILS_AFTER - 2 * 4 <= int(step) <= FAILS_AFTER
+    await finished(tmp_path / "whole", spec("whole-counts", []))
     assert final_bytes(tmp_path / "broken") == final_bytes(tmp_path / "whole")
 
 

@@ -206,7 +206,7 @@ def test_room_for_the_checkpoint_that_is_saved_is_reserved(
 
 
 def test_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
+    def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(record_writer, "write_files", full)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from ddp_trainer.checkpoint import records
+from ddp_trainer.checkpoint import records, slots
 from ddp_trainer.checkpoint.format import PENDING, json_bytes, manifest_of
 from ddp_trainer.checkpoint.records import Part
 from ddp_trainer.checkpoint.snapshot import Checkpoint
@@ -28,6 +28,8 @@ _POLL_SECONDS = 0.01
 _NAMELESS_SECONDS = 1.0
 """Age in seconds from which a pending part without an owner is abandoned."""
 _OWNER = ".owner"
+_BLOCK = 512
+"""Bytes of a block in the size of a file that is allocated."""
 
 
 class NoRoomError(Exception):
@@ -83,8 +85,9 @@ def write_part(
             continue
         try:
             _owner_file(pending).write_text(f"{os.getpid()} {size}")
+            slots.lend(folder, part.name, pending, complete=part.division == "whole")
             _check_room(folder, pending, size, beside)
-            files = PendingFolder(pending)
+            files = PendingFolder(pending, reuse=True)
             described = files.put(PART_FILE, [json_bytes(part.model_dump())])
             entries = {PART_FILE: described} | fill(files)
             files.seal(json_bytes(manifest_of(part.record, entries)))
@@ -140,7 +143,8 @@ def _check_room(folder: Path, own: Path, needed: int, beside: int) -> None:
     limit, used = memory_limit(), memory_bytes()
     if limit is not None and used is not None:
         free["the container's memory limit"] = limit[0] - used - beside
-    total = needed + sum(_missing(folder, own))
+    lent = sum(path.stat().st_blocks * _BLOCK for path in own.iterdir())
+    total = max(0, needed - lent) + sum(_missing(folder, own))
     for place, left in free.items():
         if total + RESERVE_BYTES > left:
             all_ranks = f" ({total / 2**20:,.0f} MiB for all ranks)" if total > needed else ""

@@ -100,12 +100,22 @@ def piece_parts(pieces: Iterable[Piece]) -> Iterator[Part]:
     Raises:
         InputError: If the format does not know a tensor's data type.
     """
-    # The largest numbers first, so that each tensor begins at a multiple of its numbers' size.
-    ordered = sorted(pieces, key=lambda piece: (-piece.source.element_size(), piece.name))
+    ordered = _ordered(pieces)
     yield _header(ordered)
     for piece in ordered:
         if piece.numel:
             yield piece.data()
+
+
+def file_size(tensors: NamedTensors) -> int:
+    """Return the size of a file with the tensors in bytes, without copying them."""
+    ordered = _ordered(Piece.whole(name, tensor) for name, tensor in tensors.items())
+    return len(_header(ordered)) + sum(piece.nbytes for piece in ordered)
+
+
+def _ordered(pieces: Iterable[Piece]) -> list[Piece]:
+    # The largest numbers first, so that each tensor begins at a multiple of its numbers' size.
+    return sorted(pieces, key=lambda piece: (-piece.source.element_size(), piece.name))
 
 
 def _header(ordered: list[Piece]) -> bytes:

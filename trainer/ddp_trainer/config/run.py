@@ -77,6 +77,10 @@ class CheckpointConfig(Section):
     memory: bool | None = None
     """Whether ranks that must end keep their state in memory, so that the next attempt repeats no
     update, if the agent offers memory. Default: true on the CPU, false on GPUs."""
+    memory_every_steps: PositiveInt | Literal["auto"] | None = "auto"
+    """Updates between two copies of the state in memory, for faults that end all ranks at once.
+    auto copies as often as 0.5 % of the time permits. null: none. Without enough memory for two
+    copies on each node there are none, too."""
     timeout_seconds: PositiveInt = 3600
     """Maximum seconds that the other ranks wait while rank 0 writes or reads a checkpoint. In a
     job, spec.hang.checkpointSeconds is shorter by default, so raise both."""
@@ -110,6 +114,8 @@ class CheckpointConfig(Section):
     def _check_best(self) -> Self:
         if self.keep_best is None and "keep_best_mode" in self.changed():
             raise ValueError(no_effect("keep_best_mode", "without keep_best"))
+        if self.memory is False and isinstance(self.memory_every_steps, int):
+            raise ValueError(no_effect("memory_every_steps", "with memory false"))
         return self
 
 

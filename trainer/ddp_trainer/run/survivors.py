@@ -23,10 +23,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from ddp_trainer.checkpoint import records
 from ddp_trainer.checkpoint.record_writer import NoRoomError, write
 from ddp_trainer.checkpoint.records import Part
 from ddp_trainer.checkpoint.snapshot import Checkpoint
-from ddp_trainer.errors import ReportedError
+from ddp_trainer.errors import ReplicasDifferError, ReportedError
 from ddp_trainer.learner import Learner
 from ddp_trainer.numerics.bit_hash import bit_hash
 from ddp_trainer.run.device_state import HostState, state_on
@@ -44,7 +45,7 @@ GATE_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Prepared:
+class Prepared:
     """A part of a record that this rank may write."""
 
     part: Part
@@ -80,6 +81,8 @@ class Survivor:
 
     def write_after(self, error: BaseException) -> None:
         """Write a record after an error, if the error has left the state whole."""
+        if isinstance(error, ReplicasDifferError) and self._run.records is not None:
+            records.clear(self._run.records)  # The difference may be older than they are.
         lasting = isinstance(error, ReportedError) and error.code == ExitCode.BAD_INPUT
         if not lasting and self._run.learner.gate.left_open_by(error):
             self._write()
@@ -130,13 +133,17 @@ class Survivor:
                     _try_to_write(run, folder, keeper, saves=saves)
 
 
+def is_broken(learner: Learner) -> bool:
+    """Return whether an update since the last report has left weights that are not finite."""
+    return not learner.guard.protects and bool(learner.totals.read()[2].item())
+
+
 def _is_usable(learner: Learner) -> bool:
     """Return whether the state is that of the run, and has no weights that are not finite."""
     apart = learner.local_sgd is not None and learner.local_sgd.apart
-    broken = not learner.guard.protects and bool(learner.totals.read()[2].item())
     # A pass copies the matrices of powersgd, and on a GPU the copies may not be finished.
     feedback = learner.compression is not None and learner.compression.has_feedback
-    return not (apart or broken or (feedback and learner.device.type != "cpu"))
+    return not (apart or is_broken(learner) or (feedback and learner.device.type != "cpu"))
 
 
 def _try_to_write(run: Run, folder: Path, keeper: Keeper, *, saves: bool) -> None:
@@ -145,13 +152,13 @@ def _try_to_write(run: Run, folder: Path, keeper: Keeper, *, saves: bool) -> Non
         _write_parts(run, folder, keeper, saves=saves)
     except (OSError, ReportedError, NoRoomError) as error:
         step = run.position.step
-        _say(run, f"the state after update {step} was not kept in memory: {error}")
+        say(run, f"the state after update {step} was not kept in memory: {error}")
 
 
 def _write_parts(run: Run, folder: Path, keeper: Keeper, *, saves: bool) -> None:
     """Write this rank's own part, and the common part unless another rank of the node does."""
     start = time.monotonic()
-    parts = _parts(run, keeper)
+    parts = parts_of(run, keeper)
     # Rank 0 may gather the whole state to save it.
     beside = sum(each.size(run.ranks.world_size) for each in parts) if saves else 0
     written = [each for each in parts if write(folder, each.part, each.checkpoint, beside)]
@@ -159,25 +166,28 @@ def _write_parts(run: Run, folder: Path, keeper: Keeper, *, saves: bool) -> None
         took = time.monotonic() - start
         size = sum(each.checkpoint.snapshot.nbytes() for each in written) / 2**20
         part = "" if len(written) == len(parts) else "its part of "
-        _say(
+        say(
             run,
             f"kept {part}the state after update {run.position.step} in memory"
             f" ({size:,.1f} MiB, {took:.2f} s)",
         )
 
 
-def _parts(run: Run, keeper: Keeper) -> list[_Prepared]:
+def parts_of(run: Run, keeper: Keeper) -> list[Prepared]:
     """Return the parts that this rank may write, its own one first."""
-    learner, state = run.learner, state_of(run)
-    divided = divide(
-        keeper.snapshot(run.position.step), splits_optimizer=learner.strategy.splits_optimizer
-    )
+    state, divided = state_of(run), divided_state(run, keeper)
     common = _describe(run, divided)
-    found = [_Prepared(common, Checkpoint(state, divided.common))]
+    found = [Prepared(common, Checkpoint(state, divided.common))]
     if divided.division != "whole":
         own = common.model_copy(update={"rank": run.ranks.rank})
-        found.insert(0, _Prepared(own, Checkpoint(state, divided.own)))
+        found.insert(0, Prepared(own, Checkpoint(state, divided.own)))
     return found
+
+
+def divided_state(run: Run, keeper: Keeper) -> Divided:
+    """Return this rank's state, without copying weights."""
+    splits = run.learner.strategy.splits_optimizer
+    return divide(keeper.snapshot(run.position.step), splits_optimizer=splits)
 
 
 def _describe(run: Run, divided: Divided) -> Part:
@@ -209,5 +219,6 @@ def _digest(run: Run) -> int:
     return int(bit_hash(compared(learner).values(), learner.device).item())
 
 
-def _say(run: Run, sentence: str) -> None:
+def say(run: Run, sentence: str) -> None:
+    """Print a sentence of this rank."""
     print(f"rank {run.ranks.rank}: {sentence}", file=sys.stderr, flush=True)

@@ -26,29 +26,39 @@ MANIFEST = "MANIFEST.json"
 class PendingFolder:
     """A checkpoint in a folder that readers ignore."""
 
-    def __init__(self, folder: Path) -> None:
-        """Write to an existing empty folder.
+    def __init__(self, folder: Path, *, reuse: bool = False) -> None:
+        """Write to an existing folder.
 
         Args:
             folder: Path of the folder, which stays valid if the folder moves.
+            reuse: Whether to overwrite files, whose memory or blocks are used again. Otherwise
+                the folder must be empty.
         """
         self.folder = folder
+        self._reuse = reuse
 
     def put(self, file: str, parts: Iterable[Part]) -> Entry:
         """Write one file, and flush it to the volume."""
         size, crc = 0, 0
-        with (self.folder / file).open("xb") as opened:
+        with self._opened(self.folder / file) as opened:
             try:
                 for part in parts:
                     opened.write(part)
                     crc = zlib.crc32(part, crc)
                     size += len(part)
+                opened.truncate()
                 opened.flush()
                 os.fsync(opened.fileno())
             except BaseException:
                 (self.folder / file).unlink()  # The name stays free for another try.
                 raise
         return {"bytes": size, "crc32": f"{crc:08x}"}
+
+    def _opened(self, path: Path) -> BinaryIO:
+        """Open a file for writing at its beginning, without deleting its content."""
+        kind = 0 if self._reuse else os.O_EXCL
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | kind
+        return os.fdopen(os.open(path, flags, 0o666), "r+b")
 
     def seal(self, manifest: bytes) -> None:
         """Write the manifest, and flush the folder."""
