@@ -29,7 +29,7 @@ from ddp_trainer.run.opening import RunRequest, open_run
 from ddp_trainer.run.replicas import check_replicas
 from ddp_trainer.run.run import Run
 from ddp_trainer.run.saving import finish_mirror, save
-from ddp_trainer.run.snapshots import Snapshots
+from ddp_trainer.run.snapshots import MemorySnapshots
 from ddp_trainer.run.survivors import Survivor
 from ddp_trainer.step import train_step
 from ddp_trainer.stop import StopFlag
@@ -102,7 +102,7 @@ def loop(run: Run, survivor: Survivor | None = None) -> bool:
     after_update = run.task.after_update if isinstance(run.task, HasAfterUpdate) else None
     arriving = on_device(run.train_loader, run.learner.device, run.report.times.data_wait)
     arriving = run.learner.gate.during(trace.waits(Activity.DATA, arriving))
-    snapshots = Snapshots(run)
+    snapshots = MemorySnapshots(run)
     with Collector(run.config.collect_every_steps) as garbage, closing(snapshots):
         for micro_batches in _located(by_update(arriving), run):
             if decision.stop or decision.finish:

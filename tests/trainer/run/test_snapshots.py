@@ -15,7 +15,7 @@ import pytest
 from ddp_trainer.checkpoint import records, room
 from ddp_trainer.errors import ReplicasDifferError
 from ddp_trainer.run import snapshots
-from ddp_trainer.run.snapshots import Snapshots, every_updates
+from ddp_trainer.run.snapshots import MemorySnapshots, every_updates
 from ddp_trainer.run.survivors import Survivor
 from ddp_trainer.train import loop
 from tests.trainer.rank_processes import Gang, Launcher
@@ -258,9 +258,9 @@ def test_slots_are_deleted_when_memory_runs_short(
                  task={"forward_seconds": 0.01})  # fmt: skip
     run.records = tmp_path
     seen: list[list[str]] = []
-    take = Snapshots.after_update
+    take = MemorySnapshots.after_update
 
-    def after_update(self: Snapshots) -> None:
+    def after_update(self: MemorySnapshots) -> None:
         take(self)
         seen.append([path.name for path in tmp_path.iterdir()])
         if run.position.step == 9:
@@ -270,7 +270,7 @@ def test_slots_are_deleted_when_memory_runs_short(
                 assert time.monotonic() < deadline
                 time.sleep(0.01)
 
-    monkeypatch.setattr(Snapshots, "after_update", after_update)
+    monkeypatch.setattr(MemorySnapshots, "after_update", after_update)
     loop(run)
     assert len(seen[7]) == 2
     assert seen[-1] == []

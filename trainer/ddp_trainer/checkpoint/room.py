@@ -2,7 +2,7 @@
 
 Files under /dev/shm are limited by their file system, by the memory limit of the container and by
 the memory of the node. Beyond the first limit a write fails. Beyond the others the kernel ends a
-process. So whoever writes such files must leave free what the ranks may still need.
+process. So a writer of such files must leave free what the ranks may still need.
 """
 
 import contextlib

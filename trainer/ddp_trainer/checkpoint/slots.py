@@ -42,7 +42,7 @@ _PIECE = 16 << 20
 """Bytes that are allocated at once."""
 
 
-class Slot(PendingFolder):
+class MemorySlot(PendingFolder):
     """A locked spare slot. Its checksums are computed when it is published."""
 
     def __init__(self, folder: Path, lock: int) -> None:
@@ -140,7 +140,7 @@ def _allocate(path: Path, size: int, check: Callable[[int], None]) -> None:
             os.posix_fallocate(file.fileno(), begin, length)
 
 
-def acquire(folder: Path, name: PartName, *, complete: bool = True) -> Slot | None:
+def acquire(folder: Path, name: PartName, *, complete: bool = True) -> MemorySlot | None:
     """Return a slot for a part, which must be released. Return None if there is none.
 
     Args:
@@ -151,7 +151,7 @@ def acquire(folder: Path, name: PartName, *, complete: bool = True) -> Slot | No
     """
     for path in _spares(folder, name):
         if (lock := _locked(path)) is not None:
-            return Slot(path, lock)
+            return MemorySlot(path, lock)
     found = _complete(folder, name)
     if not complete or len(found) < COUNT:
         return None
@@ -161,7 +161,7 @@ def acquire(folder: Path, name: PartName, *, complete: bool = True) -> Slot | No
     except OSError:
         return None
     lock = _locked(path)
-    return None if lock is None else Slot(path, lock)
+    return None if lock is None else MemorySlot(path, lock)
 
 
 def lend(folder: Path, name: PartName, target: Path, *, complete: bool) -> None:

@@ -3,7 +3,7 @@
 A rank that is killed keeps nothing, and neither do ranks inside an update. So if all ranks of a run
 end at once, for example by the kernel for lack of memory, no rank can keep the newest update. The
 copies are records (`checkpoint.records`) in memory that is allocated once (`checkpoint.slots`). The
-next attempt takes the newest of records and checkpoints, whoever wrote it.
+next attempt takes the newest of records and checkpoints.
 
 All ranks decide together in a small exchange at each snapshot:
 
@@ -25,7 +25,7 @@ from pathlib import Path
 from ddp_trainer.checkpoint import room, slots
 from ddp_trainer.checkpoint.format import CheckpointName
 from ddp_trainer.checkpoint.records import PartName
-from ddp_trainer.checkpoint.slots import Slot
+from ddp_trainer.checkpoint.slots import MemorySlot
 from ddp_trainer.errors import ReportedError
 from ddp_trainer.ranks.collectives import json_by_rank
 from ddp_trainer.run.keeping import Keeper
@@ -64,7 +64,7 @@ class _Report:
     """Mean seconds of its updates since the newest snapshot."""
 
 
-class Snapshots:
+class MemorySnapshots:
     """Schedule and writer of this rank's snapshots. Every rank has one, and calls it alike."""
 
     def __init__(self, run: Run) -> None:
@@ -221,9 +221,9 @@ class Snapshots:
         if ranks.local_rank == 0 and self._watch is None:
             self._watch = MemoryWatch(folder)
 
-    def _fill(self, folder: Path, parts: list[Prepared]) -> list[tuple[Slot, Prepared]]:
+    def _fill(self, folder: Path, parts: list[Prepared]) -> list[tuple[MemorySlot, Prepared]]:
         """Copy the state to slots."""
-        filled: list[tuple[Slot, Prepared]] = []
+        filled: list[tuple[MemorySlot, Prepared]] = []
         try:
             for one in parts:
                 slot = slots.acquire(folder, one.part.name)
@@ -237,7 +237,7 @@ class Snapshots:
             return []
         return filled
 
-    def _publish(self, filled: list[tuple[Slot, Prepared]]) -> None:
+    def _publish(self, filled: list[tuple[MemorySlot, Prepared]]) -> None:
         """Add checksums to the slots, and make them a record."""
         try:
             for slot, one in filled:
@@ -284,7 +284,7 @@ def every_updates(cost: float, update: float) -> int:
     return min(max(1, math.ceil(cost / (SHARE * update))), _MOST_UPDATES)
 
 
-def _release(filled: list[tuple[Slot, Prepared]]) -> None:
+def _release(filled: list[tuple[MemorySlot, Prepared]]) -> None:
     for slot, _ in filled:
         slot.release()
 
