@@ -17,6 +17,7 @@ VERBS = {
     ),
     "delete": ("delete", "Delete a job with its pods."),
     "events": ("events", "Show what the operator has reported about a job, oldest first."),
+    "init": ("init", "Write a manifest that runs a script, or a task as module:function."),
     "list": ("list_jobs", "List jobs with state, progress and age."),
     "logs": ("logs", "Show the output of all ranks in all attempts, in order."),
     "node": ("node", "Simulate the loss of a node in a local run, or bring the node back."),
