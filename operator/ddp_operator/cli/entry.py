@@ -2,6 +2,7 @@
 
 import sys
 from importlib.util import find_spec
+from pathlib import Path
 
 from ddp_wire.exit_codes import ExitCode
 
@@ -19,4 +20,6 @@ def main() -> None:
         sys.exit(ExitCode.BAD_INPUT)
     from ddp_operator.cli import main as command  # noqa: PLC0415 - it imports these packages
 
-    command.main()
+    called = Path(sys.argv[0]).name
+    # kubectl starts its plugins under this name.
+    command.main(prog_name=called.replace("kubectl-", "kubectl ") or None)

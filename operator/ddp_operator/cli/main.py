@@ -3,9 +3,7 @@
 A verb is imported only when it runs, so that `--help` is quick.
 """
 
-import sys
 from importlib import import_module
-from pathlib import Path
 
 import click
 
@@ -109,4 +107,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main(prog_name=Path(sys.argv[0]).name if "ddpjob" in sys.argv[0] else "ddpjob")
+    main(prog_name="ddpjob")

@@ -9,15 +9,15 @@ from typing import Any
 import click
 import yaml
 
-from ddp_operator.api.base import API_GROUP, PLURAL
-
-_SINGULAR = PLURAL.removesuffix("s")
+from ddp_operator.api.base import API_GROUP, KIND
 
 
 def print_object(found: Any, output: str) -> None:
     """Print one object as JSON or YAML, or its name as kubectl does."""
     if output == "name":
-        click.echo(f"{_SINGULAR}.{API_GROUP}/{found['metadata']['name']}")
+        kind = str(found.get("kind") or KIND)
+        group = f".{API_GROUP}" if kind == KIND else ""
+        click.echo(f"{kind.lower()}{group}/{found['metadata']['name']}")
     elif output == "yaml":
         click.echo(yaml.safe_dump(found, sort_keys=False, allow_unicode=True), nl=False)
     else:

@@ -215,7 +215,8 @@ class ClusterJobs:
         query = {"fieldSelector": f"involvedObject.name={name},involvedObject.kind={KIND}"}
         found = self._asked(lambda: self._api.call("GET", path, query=query))
         mine = [one for one in found["items"] if one["involvedObject"].get("uid") == uid]
-        return sorted(mine, key=event_time)
+        # The API server leaves the kind out of the items of a list.
+        return [{"kind": "Event", **one} for one in sorted(mine, key=event_time)]
 
     def _path(self, name: str | None = None) -> str:
         path = f"{_JOBS}/namespaces/{quote(self.namespace)}/{PLURAL}"

@@ -5,6 +5,7 @@ import fcntl
 import json
 import os
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -95,7 +96,9 @@ def add_event(home: Path, job: Manifest, event: Mapping[str, str]) -> None:
     """Append an Event about the job to the folder. Ignore a full disk."""
     now = datetime.now(UTC).isoformat(timespec="seconds")
     about = {"kind": job["kind"], "name": job["metadata"]["name"]}
-    line = json.dumps({**event, "lastTimestamp": now, "involvedObject": about})
+    # As Kubernetes names Events: the object, and the time in hexadecimal nanoseconds.
+    head = {"kind": "Event", "metadata": {"name": f"{about['name']}.{time.time_ns():x}"}}
+    line = json.dumps({**head, **event, "lastTimestamp": now, "involvedObject": about})
     with contextlib.suppress(OSError), (home / EVENTS_FILE).open("a", encoding="utf-8") as file:
         file.write(line + "\n")
 
@@ -110,8 +113,8 @@ def load_events(home: Path) -> list[Manifest]:
     for line in text.splitlines():
         with contextlib.suppress(ValueError, RecursionError):
             event = json.loads(line)
-            if isinstance(event, dict):
-                found.append({"metadata": {}, **event})
+            if isinstance(event, dict) and isinstance(event.get("metadata"), dict):
+                found.append(event)
     return found
 
 

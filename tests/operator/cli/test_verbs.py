@@ -176,3 +176,73 @@ def test_start_needs_little_time_and_no_large_package(arguments: list[str]) -> N
     assert loaded == "[]"
     # Twice the goal of 0.4 s, because other tests use the same processor caches.
     assert float(seconds) < 0.8
+
+
+def event(reason: str, message: str, uid: str, **fields: Any) -> dict[str, Any]:
+    about = {"kind": "DDPJob", "name": "digits", "uid": uid}
+    return {"metadata": {"name": f"digits.{reason}"}, "reason": reason, "message": message} | {
+        "involvedObject": about,
+        "type": "Normal",
+        **fields,
+    }
+
+
+def test_events_are_shown_oldest_first_and_only_those_of_this_job(jobs: JobsApi) -> None:
+    uid = running()["metadata"]["uid"]
+    for one in (
+        event("Restarting", "rank 1\nfailed", uid, lastTimestamp="2026-03-01T12:05:00Z", count=3),
+        event("Started", "attempt 1 starts", uid, eventTime="2026-03-01T12:00:00.5Z"),
+        event("Started", "of an earlier job", "old", lastTimestamp="2026-03-01T11:00:00Z"),
+    ):
+        path = f"/api/v1/namespaces/team-a/events/{one['reason']}-{one['message'][:5]}"
+        jobs.objects[path] = one
+    lines = run("events", "digits").stdout.splitlines()
+    assert [line.split(maxsplit=2)[2] for line in lines] == [
+        "Started     attempt 1 starts",
+        "Restarting  rank 1 failed (x3)",
+    ]
+    names = run("events", "digits", "-o", "name").stdout.splitlines()
+    assert names == ["event/digits.Started", "event/digits.Restarting"]
+
+
+def shell(program: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    code = (
+        "import sys; from ddp_operator.cli.entry import main\nsys.argv[0] = sys.argv.pop(1)\nmain()"
+    )
+    return subprocess.run(
+        [sys.executable, "-c", code, program, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        env={**os.environ, **variables},
+    )
+
+
+def test_shell_completes_verbs_and_options() -> None:
+    script = shell("/usr/bin/ddpjob", _DDPJOB_COMPLETE="bash_source")
+    assert "complete -o nosort -F _ddpjob_completion ddpjob" in script.stdout
+    words = {"_DDPJOB_COMPLETE": "bash_complete", "COMP_CWORD": "1", "COMP_WORDS": "ddpjob su"}
+    found = shell("ddpjob", **words)
+    assert [line.partition(",")[2] for line in found.stdout.splitlines()] == [
+        "submit",
+        "support-bundle",
+        "suspend",
+    ]
+
+
+def test_plugin_of_kubectl_names_itself_as_kubectl_does() -> None:
+    shown = shell("/usr/bin/kubectl-ddpjob", "list", "--help")
+    assert shown.stdout.startswith("Usage: kubectl ddpjob list [OPTIONS]")
+
+
+def test_reader_that_closes_the_pipe_gets_no_traceback(jobs: JobsApi) -> None:
+    jobs.logs["digits-0"] = log = PodLog()
+    for number in range(20_000):
+        log.add(1, f"[rank 0] line {number}")
+    code = "from ddp_operator.cli.main import main; main(prog_name='ddpjob')"
+    command = f'"{sys.executable}" -c "{code}" logs digits | head -n 1'
+    ended = subprocess.run(
+        ["sh", "-c", command], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (ended.stdout, ended.stderr) == ("[rank 0] line 0\n", "")

@@ -62,6 +62,8 @@ def test_stored_run_is_read_with_its_output_and_events(tmp_path: Path) -> None:
     lines = [(one.attempt, one.rank, one.text) for one in job.logs() if one.rank is not None]
     assert lines == [(1, 0, "one"), (1, 1, "one"), (2, 0, "two"), (2, 1, "two")]
     assert [event["reason"] for event in job.events()] == ["Started"]
+    ended = CliRunner().invoke(main, ["events", "digits", "--dir", str(tmp_path), "-o", "name"])
+    assert ended.stdout.startswith("event/digits.")
     assert [one["metadata"]["name"] for one in local(tmp_path).list()] == ["digits"]
 
 

@@ -21,4 +21,4 @@ def command(*, name: str, output: str | None, place: Place) -> None:
     elif found:
         print_events(found)
     else:
-        click.echo(f"{name} has no Events. A cluster deletes them after an hour.", err=True)
+        click.echo(f"{name} has no Events; a cluster deletes them after an hour", err=True)
