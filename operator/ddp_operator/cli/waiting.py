@@ -2,6 +2,7 @@
 
 import shutil
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 import click
@@ -29,19 +30,35 @@ def wait_and_show(
 
 def watch_story(job: Job) -> int:
     """Show the story of a job on a terminal until the job ends. Return the exit code."""
-    lines = 0
+    rows = 0
     while True:
         found = job.read()
         width, height = shutil.get_terminal_size()
         facts = tell(found, datetime.now(UTC), place=job.backend.place)
-        shown = story_lines(facts, width)[: height - 1]
-        # Go back to the first line, and replace each line by the new one.
-        up = f"\x1b[{lines}A" if lines else ""
+        shown = screen(story_lines(facts, width), width, height - 1)
+        # Go back to the first row, and replace all rows by the new ones.
+        up = f"\x1b[{rows}A" if rows else ""
         click.echo(f"{up}\r\x1b[J" + "\n".join(shown))
-        lines = len(shown)
+        rows = sum(rows_of(line, width) for line in shown)
         if state_of(found) in ENDS:
             return CommandCode.OK if state_of(found) == "Completed" else CommandCode.FAILED
         time.sleep(POLL_SECONDS)
+
+
+def screen(lines: Sequence[str], width: int, height: int) -> list[str]:
+    """Return the first lines that together fit a terminal."""
+    shown, left = [], height
+    for line in lines:
+        left -= rows_of(line, width)
+        if left < 0:
+            break
+        shown.append(line)
+    return shown
+
+
+def rows_of(line: str, width: int) -> int:
+    """Return the number of rows of a line, which may be longer than the terminal is wide."""
+    return max(1, -(-len(click.unstyle(line)) // width))
 
 
 def _show_change(job: DDPJob) -> None:

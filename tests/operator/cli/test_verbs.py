@@ -14,6 +14,7 @@ from click.testing import CliRunner, Result
 from ddp_operator.cli import main as module
 from ddp_operator.cli.facts import story_lines
 from ddp_operator.cli.main import main
+from ddp_operator.cli.waiting import rows_of, screen
 from ddp_operator.report.story import STYLES, Fact
 from tests.operator.client.jobs_api import JobsApi, PodLog
 from tests.operator.client.test_cluster_jobs import finish, running, summary
@@ -76,6 +77,13 @@ def test_lines_fit_the_terminal_and_keep_paths_and_durations(width: int) -> None
     assert "/checkpoints/" + "x" * 150 in " ".join(lines)
     for whole in ("12 min 20 s", "1 h 5 min"):
         assert any(whole in one for one in lines)
+
+
+def test_screen_counts_the_rows_of_long_lines() -> None:
+    path = click.style("x" * 100, fg="red")
+    assert [rows_of(line, 40) for line in ("", "x" * 40, path)] == [1, 1, 3]
+    assert screen(["a", path, "b"], 40, 5) == ["a", path, "b"]
+    assert screen(["a", path, "b"], 40, 4) == ["a", path]
 
 
 def test_list_of_all_namespaces_names_each(jobs: JobsApi) -> None:
