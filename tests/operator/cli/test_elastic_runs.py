@@ -1,6 +1,7 @@
 """An elastic local run permanently loses nodes and gets them back."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -105,6 +106,27 @@ def test_local_run_continues_without_lost_nodes_and_grows_when_they_return(tmp_p
     attempts = read_attempts(directory)
     assert not run_checks.overlapping_attempts(attempts)
     assert not run_checks.lost_steps(attempts)
+
+
+@pytest.mark.slow
+def test_grown_run_starts_from_the_parts_that_its_ranks_keep_in_memory(tmp_path: Path) -> None:
+    """With fsdp2 the ranks that are left write all parts before the run grows."""
+    job = elastic_job(parallel={"strategy": "fsdp2"})
+    job["spec"]["procsPerNode"] = 2
+    with running(tmp_path, job) as run:
+        run.wait_for_members("0-1")
+        wait_until(lambda: "lastCheckpoint" in run.status, "a checkpoint", 60)
+        assert run.node("lose", 1).returncode == 0
+        run.wait_for_members("0")
+        assert run.node("restore", 1).returncode == 0
+        run.wait_for_members("0-1")
+        wait_until(lambda: "milliseconds" in run.status["lastResize"], "an update", 60)
+        assert run.status["lastResize"]["repeatedUpdates"] == 0
+        log = (run.folder / "logs" / "elastic-0.log").read_text()
+    resumed = re.findall(r"resumed at step .*", log)
+    assert len(resumed) == 2
+    assert not resumed[0].endswith("in memory")
+    assert resumed[1].endswith("from the state that all ranks kept in memory")
 
 
 def test_ddpjob_node_lose_refuses_a_run_that_has_ended(tmp_path: Path) -> None:
