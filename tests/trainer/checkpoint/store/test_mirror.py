@@ -251,6 +251,49 @@ def test_older_attempt_stops_when_another_one_owns_the_store(
     assert again.status.ended == (newer[0] == "uid")
 
 
+def test_attempt_that_lost_the_store_while_it_copies_touches_nothing_of_the_owner(
+    tmp_path: Path,
+) -> None:
+    """Both have a checkpoint of the same name, and the owner commits while the other one copies."""
+    old, filesystem = Run(tmp_path / "old"), FaultyFileSystem()
+    new = Run(tmp_path / "new", job="other")
+    first = mirror_of(old, filesystem)
+    first.turn()
+    old.save(10)
+    new.save(10)
+
+    def take_over(request: str, path: str) -> None:
+        if request == "write" and path.endswith("optimizer.safetensors"):
+            filesystem.fault = lambda *_: None
+            mirror_of(new, filesystem).turn()
+
+    filesystem.fault = take_over
+    first.turn()
+    assert first.status.ended
+    assert restored(filesystem, tmp_path / "other") == name(10)
+    assert content(tmp_path / "other" / name(10)) == content(new.directory / name(10))
+
+
+def test_copy_that_failed_is_deleted_after_the_next_one(tmp_path: Path) -> None:
+    run, filesystem = Run(tmp_path / "run"), FaultyFileSystem()
+    run.save(10)
+
+    def refuse(request: str, path: str) -> None:
+        if request == "write" and path.endswith("state.json"):
+            raise OSError(5, "500")
+
+    filesystem.fault = refuse
+    mirror = mirror_of(run, filesystem)
+    mirror.turn()
+    assert mirror.status.failures == 1
+    assert object_store(filesystem).unfinished() == {name(10)}
+    filesystem.fault = lambda *_: None
+    run.save(20)
+    mirror.turn()
+    assert object_store(filesystem).unfinished() == set()
+    assert object_store(filesystem).list() == [name(20)]
+
+
 def test_attempt_that_lost_the_directory_stops(tmp_path: Path) -> None:
     run, filesystem = Run(tmp_path / "run"), FaultyFileSystem()
     mirror = mirror_of(run, filesystem)
