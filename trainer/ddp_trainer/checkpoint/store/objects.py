@@ -284,8 +284,8 @@ class ObjectStore:
             raise OSError(number, text[:_SHOWN]) from None
         except Exception as error:  # noqa: BLE001 - each client library has errors of its own
             text = redacted(f"{type(error).__name__}: {error}", self._environ)
-            number = next((n for part, n in _CLASSES.items() if part in type(error).__name__), None)
-            raise OSError(number or errno.EIO, text[:_SHOWN]) from None
+            numbers = (n for part, n in _CLASSES.items() if part in type(error).__name__)
+            raise OSError(next(numbers, errno.EIO), text[:_SHOWN]) from None
 
 
 class _PendingObjects:
