@@ -1,5 +1,6 @@
 """Tests of the mirror: interruptions at each write, faults of the store, retention, claims."""
 
+import errno
 import itertools
 import json
 from collections.abc import Callable
@@ -10,6 +11,7 @@ import pytest
 from ddp_trainer.checkpoint.contents import verify_contents
 from ddp_trainer.checkpoint.format import BrokenCheckpointError
 from ddp_trainer.checkpoint.store import mirror as mirror_module
+from ddp_trainer.checkpoint.store import remote
 from ddp_trainer.checkpoint.store.copying import RateLimit
 from ddp_trainer.checkpoint.store.directory import DirectoryStore
 from ddp_trainer.checkpoint.store.mirror import Mirror
@@ -321,7 +323,7 @@ def test_other_checkpoint_of_the_same_name_stays(tmp_path: Path) -> None:
     [
         ({"files": {"../../etc/passwd": {"bytes": 1, "crc32": "0"}}}, "is not a file name"),
         ({"files": {"model": {"bytes": -1, "crc32": "0"}}}, "damaged"),
-        ({"files": {"model": {"bytes": 10**15, "crc32": "0"}}}, "free"),
+        ({"files": {"model": {"bytes": 10**15, "crc32": "0"}}}, "has 1 bytes, not"),
         ({"files": ["model"]}, "damaged"),
         ([], "damaged"),
     ],
@@ -354,9 +356,23 @@ def test_object_larger_than_its_entry_is_not_read_to_its_end(tmp_path: Path) -> 
     other.mkdir()
     fetched = fetch_newest(object_store(filesystem), other, URL)
     assert fetched.name is None
-    assert "does not match" in fetched.skipped[0]
-    assert sum(sizes) < 12 << 20
+    assert "model.safetensors has 67108864 bytes, not" in fetched.skipped[0]
+    assert sum(sizes) < 1 << 20
     assert not list(other.iterdir())
+
+
+def test_checkpoint_that_does_not_fit_on_the_volume_is_not_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, filesystem = Run(tmp_path / "run"), FaultyFileSystem()
+    run.save(10)
+    mirror_of(run, filesystem).turn()
+    monkeypatch.setattr(remote, "_RESERVE_BYTES", 1 << 60)
+    (tmp_path / "other").mkdir()
+    with pytest.raises(OSError, match="MiB free") as caught:
+        fetch_newest(object_store(filesystem), tmp_path / "other", URL)
+    assert caught.value.errno == errno.ENOSPC
+    assert not list((tmp_path / "other").iterdir())
 
 
 def test_rate_limit_spreads_bytes_over_time() -> None:
