@@ -64,6 +64,14 @@ def test_line_of_an_event(found: dict[str, Any], line: str) -> None:
     assert text_of(found) == f"2025-11-29T14:00:00Z [attempt 2] {line}"
 
 
+def test_line_says_how_far_the_mirror_is_behind() -> None:
+    line = text_of(PROGRESS | {"mirror_step": 100, "mirror_behind_seconds": 72.4})
+    assert line.endswith("812.4 samples/s, 27 s left, mirror 1 min 12 s behind")
+    assert event_in(line) == event_in(text_of(PROGRESS))
+    line = text_of(PROGRESS | {"mirror_step": 120, "mirror_behind_seconds": 0.0})
+    assert "mirror" not in line
+
+
 def test_line_of_another_rank_names_the_rank_and_is_no_event_of_rank_0() -> None:
     line = text_of(PROGRESS | {"rank": 3})
     assert line.startswith("2025-11-29T14:00:00Z [attempt 2] rank 3: step 120 of 480: loss")

@@ -136,6 +136,7 @@ def _steps() -> Panel:
         text,
         Query(newest(jobs.STEP, JOB), "completed"),
         Query(newest(agent.CHECKPOINT_STEP, JOB), "in the newest checkpoint"),
+        Query(newest(agent.MIRROR_STEP, JOB), "in the mirror"),
         Query(newest(jobs.TOTAL_STEPS, JOB), "total"),
     )
 
@@ -155,4 +156,8 @@ def _checkpoint_age() -> Panel:
         "How much training time a fault would lose now.",
         "No checkpoint committed yet",
     )
-    return time_series(text, Query(age(jobs.CHECKPOINT_TIME, JOB), "age"))
+    return time_series(
+        text,
+        Query(age(jobs.CHECKPOINT_TIME, JOB), "age"),
+        Query(newest(agent.MIRROR_BEHIND, JOB), "mirror behind"),
+    )

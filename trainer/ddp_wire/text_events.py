@@ -82,6 +82,8 @@ def _progress(event: Event) -> str:
         values.append(f"{100 * mfu:.3g} % MFU")
     if left is not None:
         values.append(f"{duration_text(left)} left")
+    if behind := event.get("mirror_behind_seconds"):
+        values.append(f"mirror {duration_text(behind)} behind")
     return f"step {event['step']} of {event['total_steps']}: {', '.join(values)}"
 
 

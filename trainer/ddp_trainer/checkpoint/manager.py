@@ -110,13 +110,12 @@ class CheckpointManager:
         if self._interval is not None:
             self._interval = Interval(read_experience(directory))
         try:
-            held = holder(directory)
+            is_new_here = self._config.mirror is not None and self._is_new_in(directory, job)
             self._attempt = retried(
                 lambda: self._claim(directory, attempt, config, job), self._sleep
             )
         except OSError as error:
             raise volume_error(f"checkpoint: cannot use {directory}: {error}", error) from error
-        is_new_here = held is None or held["job"] != job or not job
         choice = self._choose(directory, is_new_here=is_new_here)
         self._known = choice.known
         newest = load.reading(directory, lambda: self.newest, self._sleep)
@@ -144,6 +143,11 @@ class CheckpointManager:
             return holder(self._directory) == self._owner and os.access(self._directory, os.W_OK)
         except OSError:
             return False
+
+    def _is_new_in(self, directory: Path, job: str) -> bool:
+        """Return whether this job has not opened the directory before. Runs by hand have no job."""
+        held = retried(lambda: holder(directory), self._sleep)
+        return held is None or held["job"] != job or not job
 
     def _choose(self, directory: Path, *, is_new_here: bool) -> load.Choice:
         """Choose the checkpoint to resume from, and start the mirror if there is one."""

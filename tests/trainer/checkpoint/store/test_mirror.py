@@ -1,5 +1,6 @@
 """Tests of the mirror: interruptions at each write, faults of the store, retention, claims."""
 
+import errno
 import itertools
 import json
 from collections.abc import Callable
@@ -10,6 +11,7 @@ import pytest
 from ddp_trainer.checkpoint.contents import verify_contents
 from ddp_trainer.checkpoint.format import BrokenCheckpointError
 from ddp_trainer.checkpoint.store import mirror as mirror_module
+from ddp_trainer.checkpoint.store import remote
 from ddp_trainer.checkpoint.store.copying import RateLimit
 from ddp_trainer.checkpoint.store.directory import DirectoryStore
 from ddp_trainer.checkpoint.store.mirror import Mirror
@@ -251,6 +253,49 @@ def test_older_attempt_stops_when_another_one_owns_the_store(
     assert again.status.ended == (newer[0] == "uid")
 
 
+def test_attempt_that_lost_the_store_while_it_copies_touches_nothing_of_the_owner(
+    tmp_path: Path,
+) -> None:
+    """Both have a checkpoint of the same name, and the owner commits while the other one copies."""
+    old, filesystem = Run(tmp_path / "old"), FaultyFileSystem()
+    new = Run(tmp_path / "new", job="other")
+    first = mirror_of(old, filesystem)
+    first.turn()
+    old.save(10)
+    new.save(10)
+
+    def take_over(request: str, path: str) -> None:
+        if request == "write" and path.endswith("optimizer.safetensors"):
+            filesystem.fault = lambda *_: None
+            mirror_of(new, filesystem).turn()
+
+    filesystem.fault = take_over
+    first.turn()
+    assert first.status.ended
+    assert restored(filesystem, tmp_path / "other") == name(10)
+    assert content(tmp_path / "other" / name(10)) == content(new.directory / name(10))
+
+
+def test_copy_that_failed_is_deleted_after_the_next_one(tmp_path: Path) -> None:
+    run, filesystem = Run(tmp_path / "run"), FaultyFileSystem()
+    run.save(10)
+
+    def refuse(request: str, path: str) -> None:
+        if request == "write" and path.endswith("state.json"):
+            raise OSError(5, "500")
+
+    filesystem.fault = refuse
+    mirror = mirror_of(run, filesystem)
+    mirror.turn()
+    assert mirror.status.failures == 1
+    assert object_store(filesystem).unfinished() == {name(10)}
+    filesystem.fault = lambda *_: None
+    run.save(20)
+    mirror.turn()
+    assert object_store(filesystem).unfinished() == set()
+    assert object_store(filesystem).list() == [name(20)]
+
+
 def test_attempt_that_lost_the_directory_stops(tmp_path: Path) -> None:
     run, filesystem = Run(tmp_path / "run"), FaultyFileSystem()
     mirror = mirror_of(run, filesystem)
@@ -278,7 +323,7 @@ def test_other_checkpoint_of_the_same_name_stays(tmp_path: Path) -> None:
     [
         ({"files": {"../../etc/passwd": {"bytes": 1, "crc32": "0"}}}, "is not a file name"),
         ({"files": {"model": {"bytes": -1, "crc32": "0"}}}, "damaged"),
-        ({"files": {"model": {"bytes": 10**15, "crc32": "0"}}}, "free"),
+        ({"files": {"model": {"bytes": 10**15, "crc32": "0"}}}, "has 1 bytes, not"),
         ({"files": ["model"]}, "damaged"),
         ([], "damaged"),
     ],
@@ -311,9 +356,23 @@ def test_object_larger_than_its_entry_is_not_read_to_its_end(tmp_path: Path) -> 
     other.mkdir()
     fetched = fetch_newest(object_store(filesystem), other, URL)
     assert fetched.name is None
-    assert "does not match" in fetched.skipped[0]
-    assert sum(sizes) < 12 << 20
+    assert "model.safetensors has 67108864 bytes, not" in fetched.skipped[0]
+    assert sum(sizes) < 1 << 20
     assert not list(other.iterdir())
+
+
+def test_checkpoint_that_does_not_fit_on_the_volume_is_not_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, filesystem = Run(tmp_path / "run"), FaultyFileSystem()
+    run.save(10)
+    mirror_of(run, filesystem).turn()
+    monkeypatch.setattr(remote, "_RESERVE_BYTES", 1 << 60)
+    (tmp_path / "other").mkdir()
+    with pytest.raises(OSError, match="MiB free") as caught:
+        fetch_newest(object_store(filesystem), tmp_path / "other", URL)
+    assert caught.value.errno == errno.ENOSPC
+    assert not list((tmp_path / "other").iterdir())
 
 
 def test_rate_limit_spreads_bytes_over_time() -> None:

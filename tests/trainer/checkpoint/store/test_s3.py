@@ -16,6 +16,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from ddp_trainer.checkpoint.store.directory import DirectoryStore
+from ddp_trainer.checkpoint.store.remote import fetch_newest
 from tests.harness import s3
 from tests.harness.s3 import Faults, Server
 from tests.trainer.checkpoint.store.memory import Run, content
@@ -94,7 +96,13 @@ def trainer(
 def train(
     directory: Path, steps: int, environ: dict[str, str], *settings: str
 ) -> subprocess.CompletedProcess[str]:
-    fixed = ["--device=cpu", "--checkpoint.every_steps=4", "--global_batch=64", "--seed=3"]
+    fixed = [
+        "--device=cpu",
+        "--checkpoint.every_steps=4",
+        "--global_batch=64",
+        "--seed=3",
+        "--schedule.name=constant",
+    ]
     return trainer(
         "train", "--task=ddp_trainer.tasks.miniresnet:build", f"--checkpoint.directory={directory}",
         f"--max_steps={steps}", *fixed, *settings, environ=environ, cwd=directory.parent,
@@ -153,10 +161,10 @@ def test_commands_accept_the_address(server: Server, tmp_path: Path) -> None:
     model.write_bytes(model.read_bytes()[:-1] + b"\x7f")
     damaged = trainer("inspect", URL, environ=environ, cwd=tmp_path)
     assert damaged.returncode == 1
-    assert "model.safetensors does not match its CRC32" in damaged.stdout
+    assert "model.safetensors does not match its checksum in the store" in damaged.stdout
     checked = subprocess.run(single, env=environ, check=False, capture_output=True, text=True)
     assert checked.returncode == 1
-    assert "does not match its CRC32" in checked.stderr
+    assert "does not match its checksum in the store" in checked.stderr
     refused = trainer("convert", f"{URL}/{name(20)}", "x.pt", environ=environ, cwd=tmp_path)
     assert refused.returncode == 2
     assert refused.stderr.count("\n") == 1
@@ -167,19 +175,18 @@ def test_weights_in_a_bucket_initialise_a_run(server: Server, tmp_path: Path) ->
     environ = server.environment()
     assert train(tmp_path / "first", 4, environ, f"--checkpoint.mirror={URL}").returncode == 0
     source = load_file(next((tmp_path / "first").glob("step-*4.*/model.safetensors")))
-    for address in (URL, f"{URL}/{name(4, 0)}"):
-        into = tmp_path / f"into {len(address)}"
-        done = train(into, 4, environ, f"--init_from={address}", "--optimizer.lr=1e-30")
-        assert done.returncode == 0, done.stdout + done.stderr
-        assert f"initial tensors from {address}" in done.stdout
-        found = weights(into)
-        assert all(torch.allclose(source[key], found[key], atol=1e-6) for key in source)
+    done = train(tmp_path / "into", 1, environ, f"--init_from={URL}", "--optimizer.lr=1e-30")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"initial tensors from {URL}" in done.stdout
+    found = weights(tmp_path / "into")
+    floats = [key for key in source if "running" not in key and "batches" not in key]
+    assert all(torch.allclose(source[key], found[key], atol=1e-6) for key in floats)
 
 
 @pytest.mark.parametrize(
     ("case", "sentence"),
     [
-        ("secret", "signature"),
+        ("secret", "Forbidden"),
         ("bucket", "bucket does not exist"),
     ],
 )
@@ -214,15 +221,14 @@ def test_faults_of_the_store_change_no_bit(server: Server, tmp_path: Path, case:
     run = Run(tmp_path / "run")
     with s3.proxy(server.port, faults) as port:
         environ = server.environment(port)
-        for step in (10, 20, 30):
+        for step in (10, 20):
             run.save(step)
             status = mirrored(run, environ)
             assert status["step"] == step, status
         found = fetched(tmp_path / "through the proxy", environ)
-    assert found == name(30), faults.counts
+    assert found == name(20), faults.counts
     assert content(tmp_path / "through the proxy" / found) == content(run.directory / found)
-    assert fetched(tmp_path / "directly", server.environment()) == found
-    assert content(tmp_path / "directly" / found) == content(run.directory / found)
+    assert content(server.data / "bucket/team/run" / found) == content(run.directory / found)
     assert sum(faults.counts.values()) > 0
 
 
@@ -245,7 +251,10 @@ def test_killed_mirror_leaves_only_whole_checkpoints(server: Server, tmp_path: P
         with contextlib.suppress(OSError):
             process.stdin.close()
         here = tmp_path / f"other {number}"
-        newest = fetched(here, environ)
+        here.mkdir()
+        # The server keeps objects as files.
+        stored = DirectoryStore(server.data / "bucket/team/run")
+        newest = fetch_newest(stored, here, URL).name
         assert newest is not None
         assert content(here / newest) == content(run.directory / newest)
         found.append(newest)

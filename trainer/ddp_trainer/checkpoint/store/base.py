@@ -68,7 +68,7 @@ class Store(Protocol):
         """
 
     def begin(self, name: str) -> AbstractContextManager[Pending]:
-        """Begin a checkpoint. Everything that its context has not committed is deleted at its end.
+        """Begin a checkpoint. Readers never see what its context does not commit.
 
         Raises:
             FileExistsError: If the name exists.

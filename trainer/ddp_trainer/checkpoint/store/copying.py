@@ -6,6 +6,7 @@ while it is copied, so a damaged checkpoint is never committed as a copy.
 
 import contextlib
 import json
+import os
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -28,6 +29,7 @@ def copy_checkpoint(
     name: str,
     *,
     may_commit: Callable[[], None] = lambda: None,
+    prepare: Callable[[int], None] = lambda _: None,
     pace: Pace = lambda _: None,
     sleep: Sleep = time.sleep,
 ) -> int:
@@ -40,6 +42,7 @@ def copy_checkpoint(
         target: Store that lacks it.
         name: Name of the checkpoint.
         may_commit: Function that is called right before the commit.
+        prepare: Function that is called with the bytes of the checkpoint before they are copied.
         pace: Function that limits the rate.
         sleep: Function that waits between two tries.
 
@@ -53,13 +56,19 @@ def copy_checkpoint(
     expected = entries_of(manifest)
     with contextlib.ExitStack() as stack:
         opened = {file: stack.enter_context(source.open(name, file)) for file in expected}
+        for file, entry in expected.items():
+            size = opened[file].seek(0, os.SEEK_END)
+            if size != entry["bytes"]:
+                raise BrokenCheckpointError(f"{file} has {size} bytes, not {entry['bytes']}")
+        total = sum(int(entry["bytes"]) for entry in expected.values())
+        prepare(total)
         pending = stack.enter_context(target.begin(name))
         for file, entry in expected.items():
             act = partial(_put, pending, file, opened[file], int(entry["bytes"]), pace)
             if retried(act, sleep) != entry:
                 raise BrokenCheckpointError(f"{file} does not match its entry in {MANIFEST}")
         pending.commit(manifest, may_commit)
-    return size_of(expected)
+    return total
 
 
 def read_manifest(store: Store, name: str) -> bytes:
@@ -98,11 +107,6 @@ def entries_of(manifest: bytes) -> dict[str, Entry]:
     if not sizes_valid:
         raise BrokenCheckpointError(f"{MANIFEST} is damaged")
     return entries
-
-
-def size_of(entries: dict[str, Entry]) -> int:
-    """Return the bytes of all files of a checkpoint."""
-    return sum(int(entry["bytes"]) for entry in entries.values())
 
 
 def _put(pending: Pending, file: str, opened: BinaryIO, size: int, pace: Pace) -> Entry:

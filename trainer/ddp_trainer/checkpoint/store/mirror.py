@@ -128,10 +128,8 @@ class Mirror:
         claim.open()
         both = set(self._source.list()) & set(self._target.list())
         self._copied = {name for name in both if self._is_same(name)}
-        for name in self._target.unfinished():
-            if CheckpointName.parse(name) is not None:
-                self._target.delete(name)
         self._claim = claim
+        self._sweep()
 
     def _is_same(self, name: str) -> bool:
         """Return whether both places have the same checkpoint of a name."""
@@ -215,6 +213,14 @@ class Mirror:
         for name in known[: -self._keep]:
             self._check()
             self._target.delete(str(name))
+        self._sweep()
+
+    def _sweep(self) -> None:
+        """Delete what this attempt and earlier ones left unfinished."""
+        for name in self._target.unfinished():
+            if CheckpointName.parse(name) is not None:
+                self._check()
+                self._target.delete(name)
 
     def _check(self) -> None:
         """Check that this attempt owns the directory and the store.

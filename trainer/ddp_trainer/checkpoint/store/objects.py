@@ -23,6 +23,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, BinaryIO, TypeVar
 
+from ddp_trainer.checkpoint.format import BrokenCheckpointError
 from ddp_trainer.checkpoint.store.base import Entry, Part
 from ddp_trainer.checkpoint.store.directory import MANIFEST
 from ddp_trainer.config.credentials import redacted
@@ -43,6 +44,8 @@ _FINAL = frozenset({errno.ENOENT, errno.EACCES, errno.EPERM, errno.EEXIST})
 """Errors that another try does not change."""
 _NUMBERS = {"FileNotFoundError": errno.ENOENT, "PermissionError": errno.EACCES}
 """Error numbers of errors that client libraries raise without a number."""
+_CLASSES = {"Credential": errno.EACCES, "Checksum": errno.EBADMSG}
+"""Error numbers by a part of the name of a client library's error."""
 _SHOWN = 300
 
 
@@ -120,16 +123,13 @@ class ObjectStore:
 
     @contextlib.contextmanager
     def begin(self, name: str) -> Iterator["_PendingObjects"]:
-        """Begin a checkpoint. Its objects are deleted unless the context commits it."""
+        """Begin a checkpoint. Objects that its context does not commit stay as `unfinished`.
+
+        They are not deleted here, because another attempt may own the store and the name by then.
+        """
         if self._has_manifest(name):
             raise FileExistsError(errno.EEXIST, "the store has this checkpoint already", name)
-        pending = _PendingObjects(self, name)
-        try:
-            yield pending
-        finally:
-            if not pending.committed:
-                with contextlib.suppress(OSError):
-                    self.delete(name)
+        yield _PendingObjects(self, name)
 
     def delete(self, name: str) -> None:
         """Delete the manifest, then all other objects of a checkpoint."""
@@ -225,6 +225,7 @@ class ObjectStore:
         self._set_index(lambda names: names | {name})
 
     def _candidates(self) -> set[str]:
+        self._filesystem.invalidate_cache()
         try:
             listed = self.tried(lambda: self._filesystem.ls(self._root, detail=False))
         except FileNotFoundError:
@@ -283,8 +284,8 @@ class ObjectStore:
             raise OSError(number, text[:_SHOWN]) from None
         except Exception as error:  # noqa: BLE001 - each client library has errors of its own
             text = redacted(f"{type(error).__name__}: {error}", self._environ)
-            denied = "credential" in type(error).__name__.lower()
-            raise OSError(errno.EACCES if denied else errno.EIO, text[:_SHOWN]) from None
+            numbers = (n for part, n in _CLASSES.items() if part in type(error).__name__)
+            raise OSError(next(numbers, errno.EIO), text[:_SHOWN]) from None
 
 
 class _PendingObjects:
@@ -293,7 +294,6 @@ class _PendingObjects:
     def __init__(self, store: ObjectStore, name: str) -> None:
         self._store = store
         self._name = name
-        self.committed = False
 
     def put(self, file: str, parts: Iterable[Part]) -> Entry:
         """Write one object."""
@@ -302,7 +302,6 @@ class _PendingObjects:
     def commit(self, manifest: bytes, may_commit: Callable[[], None]) -> None:
         """Write the manifest, which makes the checkpoint exist, then add it to the index."""
         may_commit()
-        self.committed = True  # An error leaves open whether the store has the manifest.
         self._store.write_small(f"{self._name}/{MANIFEST}", manifest)
         self._store.committed(self._name)
 
@@ -330,7 +329,15 @@ class _Object(io.RawIOBase):
         end = min(self._size, self._at + len(buffer))
         if end <= self._at:
             return 0
-        content = self._store.download(self._path, self._at, end)
+        try:
+            content = self._store.download(self._path, self._at, end)
+        except OSError as error:
+            if error.errno != errno.EBADMSG:
+                raise
+            file = self._path.rsplit("/", 1)[-1]
+            raise BrokenCheckpointError(
+                f"{file} does not match its checksum in the store"
+            ) from error
         buffer[: len(content)] = content
         self._at = end
         return len(content)

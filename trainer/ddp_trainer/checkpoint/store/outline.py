@@ -47,6 +47,9 @@ def write_outline(store: Store, name: str, folder: Path, *, checksums: bool) -> 
             crc = _outline_file(store, name, file, target, checksums=checksums)
         except FileNotFoundError:
             continue  # The check of the outline states this.
+        except BrokenCheckpointError as error:
+            wrong = wrong or str(error)
+            continue
         if checksums and crc != entry["crc32"] and wrong is None:
             wrong = f"{file} does not match its CRC32"
     return wrong

@@ -7,6 +7,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from ddp_trainer.checkpoint.format import (
@@ -16,13 +17,7 @@ from ddp_trainer.checkpoint.format import (
     CheckpointName,
 )
 from ddp_trainer.checkpoint.store.base import Store
-from ddp_trainer.checkpoint.store.copying import (
-    copy_checkpoint,
-    entries_of,
-    pieces,
-    read_manifest,
-    size_of,
-)
+from ddp_trainer.checkpoint.store.copying import copy_checkpoint, pieces
 from ddp_trainer.checkpoint.store.directory import DirectoryStore, PendingFolder
 from ddp_trainer.checkpoint.store.objects import ObjectStore
 from ddp_trainer.checkpoint.store.urls import open_url
@@ -67,9 +62,8 @@ def fetch_newest(
         if name.suffix or (newer_than is not None and name <= newer_than):
             continue
         try:
-            _check_space(directory, size_of(entries_of(read_manifest(store, str(name)))))
             _rename_damaged(directory / str(name))
-            copy_checkpoint(store, DirectoryStore(directory), str(name))
+            _copy_to(directory, store, str(name))
         except BrokenCheckpointError as error:
             skipped.append(f"checkpoint {url}/{name} is damaged: {error}")
         except FileNotFoundError:
@@ -90,8 +84,7 @@ def download(url: str, folder: Path) -> Path:
     parent, _, last = url.rpartition("/")
     if CheckpointName.parse(last) is not None:
         store = open_url(parent)
-        _check_space(folder, size_of(entries_of(read_manifest(store, last))))
-        copy_checkpoint(store, DirectoryStore(folder), last)
+        _copy_to(folder, store, last)
         return folder / last
     store = open_url(url)
     fetched = fetch_newest(store, folder, url)
@@ -153,6 +146,12 @@ def _download_files(store: ObjectStore, target: Path) -> Path:
         with store.open_path(file) as opened:
             PendingFolder(into).put(name, pieces(opened, size))
     return target
+
+
+def _copy_to(directory: Path, store: Store, name: str) -> None:
+    """Copy a checkpoint to a directory, if it has the space."""
+    target = DirectoryStore(directory)
+    copy_checkpoint(store, target, name, prepare=partial(_check_space, directory))
 
 
 def _rename_damaged(path: Path) -> None:
