@@ -225,7 +225,7 @@ def test_error_of_the_task_keeps_the_state_of_a_single_rank(tmp_path: Path) -> N
 def test_state_inside_an_update_is_not_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = opened(global_batch=5, epochs=1)
+    run = opened(global_batch=5, epochs=1, checkpoint={"memory_every_steps": None})
     run.records = tmp_path
     survivor = Survivor(run)
     steps = iter(range(100))
@@ -284,7 +284,8 @@ def test_state_is_kept_during_an_evaluation_unless_the_averaged_weights_are_used
         raise RuntimeError("a peer was lost")
 
     monkeypatch.setattr(evaluating, "evaluate", fail)
-    run = opened(global_batch=5, epochs=2, ema={"decay": 0.9, "evaluate": averaged})
+    run = opened(global_batch=5, epochs=2, ema={"decay": 0.9, "evaluate": averaged},
+                 checkpoint={"memory_every_steps": None})  # fmt: skip
     run.records = tmp_path
     with pytest.raises(RuntimeError, match="a peer was lost") as failed:
         loop(run, survivor := Survivor(run))
