@@ -84,6 +84,10 @@ lint-chart: $(READY) ## Check the chart and the objects of a job with kube-score
 faults: $(READY) ## Play every known fault, measure recoveries, kill 30 times (PART=torch|gpus|api|cluster|size|rest|recovery|kills)
 	@$(BIN)/python -m tests.fault_player $(if $(PART),--part $(PART)) --wheels "$(WHEELS)" --seed $(SEED)
 
+.PHONY: torture
+torture: $(READY) ## Try checkpoints and records to destruction: kills, damage, failing volumes (PART=interruptions|flips|kills …)
+	@$(BIN)/python -m tests.torture $(if $(PART),--part $(PART)) --seed $(SEED)
+
 .PHONY: bench-recovery
 bench-recovery: $(READY) ## Measure seconds from a fault to the next update, beside torchrun alone, on two real nodes
 	@$(BIN)/python -m bench.recovery --wheels "$(WHEELS)" --seed $(SEED)
@@ -130,6 +134,10 @@ bench-trainer: $(BENCH_READY) ## Measure milliseconds per step beside a hand-wri
 .PHONY: bench-zero1
 bench-zero1: $(READY) ## Measure an update with zero1 beside torch's ZeroRedundancyOptimizer
 	@$(BIN)/python -m bench.zero1 --seed $(SEED)
+
+.PHONY: bench-checkpoint
+bench-checkpoint: $(READY) ## Measure the throughput that saves cost, their memory and loads, beside torch.save and DCP
+	@$(BIN)/python -m bench.checkpoint --seed $(SEED)
 
 .PHONY: bench-scale
 bench-scale: $(READY) ## Measure the operator with 1,000 pods, 1,000 jobs, 9,999 pods, and beside its peers

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_trainer.checkpoint.format import MANIFEST, names_in
+from ddp_trainer.checkpoint.format import LARGEST_DOCUMENT, MANIFEST, names_in
 from tests.trainer.checkpoint.test_manager import chosen, own_state, saved
 
 Act = Callable[[Path], object]
@@ -41,6 +41,20 @@ def link_checkpoint(run: Path) -> None:
 
 def grow_manifest(run: Path) -> None:
     os.truncate(newest(run) / MANIFEST, 1 << 40)
+
+
+def grow_state(run: Path) -> None:
+    """Make a file that no start may read into memory, with the right size and checksum."""
+    zeros = bytes(1 << 20)
+    crc = 0
+    for _ in range((LARGEST_DOCUMENT >> 20) + 1):
+        crc = zlib.crc32(zeros, crc)
+    (newest(run) / "state.json").write_bytes(b"")
+    os.truncate(newest(run) / "state.json", LARGEST_DOCUMENT + (1 << 20))
+    document = json.loads((newest(run) / MANIFEST).read_text())
+    entry = {"bytes": LARGEST_DOCUMENT + (1 << 20), "crc32": f"{crc:08x}"}
+    document["files"]["state.json"] = entry
+    (newest(run) / MANIFEST).write_text(json.dumps(document))
 
 
 def nest_manifest(run: Path) -> None:
@@ -107,6 +121,7 @@ def change_state(**changes: object) -> Act:
         (pipe_for_checkpoint, "it is a file, not a folder"),
         (rewrite("state.json", b"[" * 100_000), "state.json is damaged"),
         (rewrite("state.json", b'{"step": ' + b"9" * 5000 + b"}"), "state.json is damaged"),
+        (grow_state, "state.json is damaged"),
         (rewrite("state.json", b"[]"), "state.json is of step None, not of step 20"),
         (rewrite("state.json", b'{"step": 9}'), "state.json is of step 9, not of step 20"),
         (rewrite("optimizer.json", b"{"), "optimizer.json is damaged"),

@@ -42,8 +42,13 @@ def test_checkpoint_wins_only_if_it_is_newer(step: int, used: bool) -> None:
 
 
 def test_record_from_which_two_attempts_have_started_is_not_used() -> None:
-    found = chosen([part(6, starts=MOST_STARTS)], [part(6)], [part(5)])
-    assert found == ("step-00000005.attempt-1", [])
+    name, warnings = chosen([part(6, starts=MOST_STARTS)], [part(6)], [part(5)])
+    assert name == "step-00000005.attempt-1"
+    (sentence,) = warnings
+    assert sentence == (
+        "the state after update 6 in memory is not used again, because 2 attempts have started"
+        " from it"
+    )
 
 
 def test_divided_record_is_used_with_all_its_parts() -> None:

@@ -49,6 +49,7 @@ def written(
     *,
     rank: int | None = None,
     division: Division = "whole",
+    job: str = "",
 ) -> bool:
     part = Part(
         step=step,
@@ -57,6 +58,7 @@ def written(
         writer=rank or 0,
         world_size=2,
         division=division,
+        job=job,
     )
     return record_writer.write(folder, part, checkpoint(step, attempt))
 
@@ -124,6 +126,34 @@ def test_part_with_another_update_in_its_state_is_not_found(tmp_path: Path) -> N
     assert found(tmp_path) == [other.name]
 
 
+def warned(folder: Path, job: str = "") -> list[str]:
+    sentences: list[str] = []
+    assert records.find(folder, job=job, warn=sentences.append) == []
+    return [sentence.replace(str(folder), "…") for sentence in sentences]
+
+
+def test_damaged_part_is_one_sentence(tmp_path: Path) -> None:
+    assert written(tmp_path, 5)
+    (tmp_path / "step-00000005.attempt-1" / MODEL).unlink()
+    assert warned(tmp_path) == [
+        "the state in memory at …/step-00000005.attempt-1 is not used: model.safetensors is missing"
+    ]
+
+
+def test_record_of_another_job_is_not_used(tmp_path: Path) -> None:
+    assert written(tmp_path, 5, job="theirs")
+    assert warned(tmp_path, job="ours") == [
+        "the state in memory at …/step-00000005.attempt-1 is not used: another job wrote it"
+    ]
+    assert len(records.find(tmp_path, job="theirs")) == 1
+
+
+def test_folder_that_cannot_be_read_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (sentence,) = warned(tmp_path / "file")
+    assert sentence.startswith("the states in memory cannot be read, so none is used: [Errno 20]")
+
+
 def test_folder_without_records_has_no_parts(tmp_path: Path) -> None:
     assert found(tmp_path) == found(tmp_path / "missing") == []
 
@@ -133,7 +163,13 @@ def test_at_most_two_attempts_start_from_one_record(tmp_path: Path) -> None:
     for _ in range(2):
         assert choose([records.find(tmp_path)], Age())[0] is not None
         records.count_start(tmp_path, CheckpointName(5, 1))
-    assert choose([records.find(tmp_path)], Age()) == (None, [])
+    choice, warnings = choose([records.find(tmp_path)], Age())
+    assert choice is None
+    (sentence,) = warnings
+    assert sentence == (
+        "the state after update 5 in memory is not used again, because 2 attempts have started"
+        " from it"
+    )
     records.keep_only(tmp_path, None)
     assert present(tmp_path) == []
 
@@ -160,9 +196,11 @@ def test_rank_replaces_an_old_unfinished_record_that_names_no_process(
     tmp_path: Path,
 ) -> None:
     pending = tmp_path / "step-00000005.attempt-1.tmp"
-    pending.mkdir()
-    os.utime(pending, (0, 0))
-    assert written(tmp_path, 5)
+    for seconds in (0, 1 << 33):  # The clock may have been set back meanwhile.
+        pending.mkdir()
+        os.utime(pending, (seconds, seconds))
+        assert written(tmp_path, 5)
+        records.keep_only(tmp_path, None)
 
 
 def test_record_that_does_not_fit_is_refused_in_one_sentence(

@@ -71,6 +71,9 @@ _SHOWN = 40
 """Maximum number of characters of an unknown format version in a message."""
 LARGEST_MANIFEST = 1 << 20
 """Maximum size of a manifest and of the fence file, in bytes."""
+LARGEST_DOCUMENT = 1 << 28
+"""Maximum size of any other JSON document, in bytes. A file without a limit could make a start
+allocate all memory."""
 
 
 class BrokenCheckpointError(Exception):
@@ -246,12 +249,12 @@ def _verify_file(directory: Path, file: str, expected: dict[str, Any], *, checks
         raise BrokenCheckpointError(f"{file} does not match its CRC32")
 
 
-def read_json(path: Path, limit: int | None = None) -> Any:
+def read_json(path: Path, limit: int = LARGEST_DOCUMENT) -> Any:
     """Read a JSON document.
 
     Args:
         path: The file.
-        limit: Maximum size in bytes. None for no limit.
+        limit: Maximum size in bytes.
 
     Raises:
         BrokenCheckpointError: If the file is missing, damaged, too large, or not a regular file.
@@ -268,8 +271,18 @@ def read_json(path: Path, limit: int | None = None) -> Any:
 
 
 def json_bytes(document: Any) -> bytes:
-    """Return a JSON document as the content of a file."""
-    return json.dumps(document, indent=1).encode()
+    """Return a JSON document as the content of a file.
+
+    Raises:
+        InputError: If it is too large to be read again.
+    """
+    data = json.dumps(document, indent=1).encode()
+    if len(data) > LARGEST_DOCUMENT:
+        raise InputError(
+            f"checkpoint: the state that is not tensors has {len(data) >> 20:,} MiB as JSON, and at"
+            f" most {LARGEST_DOCUMENT >> 20} MiB are possible; keep large values as tensors"
+        )
+    return data
 
 
 def write_json(path: Path, document: Any) -> None:

@@ -60,9 +60,8 @@ def choose(found: Sequence[Sequence[Part]], saved: Age) -> tuple[RecordChoice | 
         if age < saved:
             break
         held = groups[age, attempt, world_size]
-        if max(one.part.starts for one in held) >= MOST_STARTS:
-            continue
-        choice = _assess(held)
+        used = max(one.part.starts for one in held) >= MOST_STARTS
+        choice = _used(held) if used else _assess(held)
         if isinstance(choice, RecordChoice) and not (age == saved and choice.lost):
             return choice, [*warnings, *_losses(choice)]
         if isinstance(choice, str) and age > saved and not warnings:
@@ -87,6 +86,13 @@ def _assess(held: list[Held]) -> RecordChoice | str:
         missing = f"the parts of {_ranks(lost)} are" if lost else "the part of all ranks is"
         return f"the state {after} in memory is not whole, so it is not used: {missing} missing"
     return RecordChoice(part.record, commons[0], [own[rank] for rank in sorted(own)], lost)
+
+
+def _used(held: list[Held]) -> str:
+    return (
+        f"the state after update {held[0].part.step} in memory is not used again, because"
+        f" {MOST_STARTS} attempts have started from it"
+    )
 
 
 def _losses(choice: RecordChoice) -> list[str]:

@@ -127,7 +127,8 @@ def _is_abandoned(pending: Path) -> bool:
     if owner is None:
         # The owner writes its process id right after it creates the folder.
         with contextlib.suppress(OSError):
-            return time.time() - pending.stat().st_mtime > _NAMELESS_SECONDS
+            # A clock that was set back makes the folder look as if it came from the future.
+            return abs(time.time() - pending.stat().st_mtime) > _NAMELESS_SECONDS
         return False
     return not is_running(owner[0])
 

@@ -32,6 +32,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ddp_trainer.checkpoint.contents import verify_contents
 from ddp_trainer.checkpoint.format import (
+    LARGEST_MANIFEST,
     STATE,
     BrokenCheckpointError,
     CheckpointName,
@@ -113,6 +114,8 @@ class Part(BaseModel):
     """Whether the part has residues of powersgd."""
     buffers: bool = False
     """Whether the part has buffers that follow `parallel.buffers: per_rank`."""
+    job: str = ""
+    """Uid of the job that wrote the part."""
     starts: int = 0
     """Number of attempts that started from the record."""
 
@@ -132,11 +135,19 @@ class Part(BaseModel):
         return PartName(self.record, self.rank)
 
 
-Check = Callable[[Path, PartName], Part | None]
-"""Function that returns the description of a part, or None if the part is damaged."""
+Check = Callable[[Path, PartName], Part]
+"""Function that returns the description of a part. It raises an error for a damaged one."""
 
 
-def find(folder: Path, index: int = 0, count: int = 1, check: Check | None = None) -> list[Part]:
+def find(
+    folder: Path,
+    index: int = 0,
+    count: int = 1,
+    *,
+    job: str = "",
+    check: Check | None = None,
+    warn: Callable[[str], None] = lambda _: None,
+) -> list[Part]:
     """Return the undamaged parts of records on this node.
 
     The ranks of a node share the work: each checks its share of the parts. Nothing is changed.
@@ -145,39 +156,73 @@ def find(folder: Path, index: int = 0, count: int = 1, check: Check | None = Non
         folder: Folder of the node's records.
         index: Index of this rank among those of its node.
         count: Number of ranks on this node.
+        job: Uid of the job.
         check: Function that returns the description of an undamaged part. By default the parts are
             those of a task.
+        warn: Function that is called with a sentence about each part that is not usable.
     """
-    names = filter(None, map(PartName.parse, sorted(_entries(folder))))
-    check = check or _checked
-    parts = (check(folder / str(name), name) for name in list(names)[index::count])
-    return [part for part in parts if part is not None]
-
-
-def _checked(path: Path, name: PartName) -> Part | None:
-    """Return the description of a part, or None if the part is damaged or has another name."""
     try:
-        verify_contents(path, partial=True)
-        state = SavedState.model_validate(read_json(path / STATE))
-        part = Part.model_validate(read_json(path / PART_FILE))
-    except (BrokenCheckpointError, InputError, OSError, ValidationError):
-        return None
+        entries = sorted(_entries(folder))
+    except OSError as error:
+        warn(f"the states in memory cannot be read, so none is used: {error}")
+        return []
+    found, check = [], check or _checked
+    for name in list(filter(None, map(PartName.parse, entries)))[index::count]:
+        path = folder / str(name)
+        try:
+            part = check(path, name)
+        except (BrokenCheckpointError, InputError, OSError) as error:
+            warn(f"the state in memory at {path} is not used: {error}")
+            continue
+        if part.job == job:
+            found.append(part.model_copy(update={"starts": starts(folder, part.record)}))
+        else:
+            warn(f"the state in memory at {path} is not used: another job wrote it")
+    return found
+
+
+def _checked(path: Path, name: PartName) -> Part:
+    """Return the description of a part.
+
+    Raises:
+        BrokenCheckpointError: If the part is damaged, or has another name.
+        InputError: If it has an unknown format.
+        OSError: If it cannot be read.
+    """
+    verify_contents(path, partial=True)
+    state = SavedState.model_validate(read_json(path / STATE))
+    part = described(path, name)
     written = (state.step, state.attempt, state.world_size, Age.of(state))
-    if part.name != name or written != (part.step, part.attempt, part.world_size, part.age):
-        return None
-    return with_starts(part, path.parent)
+    if written != (part.step, part.attempt, part.world_size, part.age):
+        raise BrokenCheckpointError(f"{PART_FILE} describes another part")
+    return part
 
 
-def with_starts(part: Part, folder: Path) -> Part:
-    """Return the description with the number of attempts that have started from the record."""
-    return part.model_copy(update={"starts": starts(folder, part.record)})
+def described(path: Path, name: PartName) -> Part:
+    """Return the description in a part.
+
+    Raises:
+        BrokenCheckpointError: If it is damaged, or that of another part.
+        OSError: If it cannot be read.
+    """
+    try:
+        part = Part.model_validate(read_json(path / PART_FILE, LARGEST_MANIFEST))
+    except ValidationError as error:
+        raise BrokenCheckpointError(f"{PART_FILE} is damaged") from error
+    if part.name != name:
+        raise BrokenCheckpointError(f"{PART_FILE} describes another part")
+    return part
 
 
 def _entries(folder: Path) -> list[str]:
-    """Return the names of all files and folders of records."""
+    """Return the names of all files and folders of records.
+
+    Raises:
+        OSError: If the folder cannot be read.
+    """
     try:
         return [entry.name for entry in folder.iterdir() if entry.name.startswith(_ENTRY)]
-    except OSError:
+    except FileNotFoundError:
         return []
 
 
@@ -201,7 +246,8 @@ def keep_only(folder: Path, record: CheckpointName | None) -> None:
     kept = (
         None if record is None else re.compile(rf"{re.escape(str(record))}(\.rank-\d+|{_STARTS})?")
     )
-    remove(folder / name for name in _entries(folder) if not (kept and kept.fullmatch(name)))
+    with contextlib.suppress(OSError):
+        remove(folder / name for name in _entries(folder) if not (kept and kept.fullmatch(name)))
 
 
 def clear(folder: Path) -> None:

@@ -9,12 +9,12 @@ The record of a script has only a common part:
         MANIFEST.json     size and CRC32 of each of these files
 """
 
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import ValidationError
 
 from ddp_trainer.checkpoint import records
 from ddp_trainer.checkpoint.format import (
@@ -83,10 +83,13 @@ def find_state(folder: Path | None, ranks: Ranks, device: torch.device) -> tuple
         ranks: This process's rank.
         device: Device of the process group.
     """
-    own = records.find(folder, ranks.local_rank, ranks.local_world_size, _checked) if folder else []
+    index, count = ranks.local_rank, ranks.local_world_size
+    own = records.find(folder, index, count, check=_checked, warn=_say) if folder else []
     documents = json_by_rank([part.model_dump() for part in own], device)
     found = [[Part.model_validate(part) for part in parts] for parts in documents]
-    choice, _ = choose(found, Age())
+    choice, warnings = choose(found, Age())
+    for sentence in warnings if ranks.is_first else ():
+        _say(sentence)
     if folder is not None and ranks.local_rank == 0:
         records.keep_only(folder, choice.record if choice else None)
         if choice:
@@ -117,13 +120,22 @@ def _received(path: Path, device: torch.device, src: int) -> Any:
     return decode(dict(tensors.items()), described["rest"])
 
 
-def _checked(path: Path, name: PartName) -> Part | None:
-    """Return the description of a state, or None if it is damaged or has another name."""
+def _checked(path: Path, name: PartName) -> Part:
+    """Return the description of a state.
+
+    Raises:
+        BrokenCheckpointError: If the state is damaged, or has another name.
+        InputError: If it has an unknown format.
+        OSError: If it cannot be read.
+    """
+    verify(path, required=_FILES)
+    read_json(path / TASK_REST)
     try:
-        verify(path, required=_FILES)
-        read_json(path / TASK_REST)
         read_header(path / TASK)
-        part = Part.model_validate(read_json(path / PART_FILE))
-    except (BrokenCheckpointError, HeaderError, InputError, OSError, ValidationError):
-        return None
-    return records.with_starts(part, path.parent) if part.name == name else None
+    except HeaderError as error:
+        raise BrokenCheckpointError(f"{TASK} cannot be decoded ({error})") from error
+    return records.described(path, name)
+
+
+def _say(sentence: str) -> None:
+    print(sentence, file=sys.stderr, flush=True)

@@ -108,6 +108,7 @@ def open_run(request: RunRequest, ranks: Ranks, stop: StopFlag, heartbeats: Hear
         fingerprints=built.fingerprints,
         ranks=ranks,
         attempt=attempt,
+        job=request.job,
         task=built.task,
         learner=learner,
         sampler=data.sampler,
@@ -175,7 +176,7 @@ def _open_checkpoints(
         checkpoints.join(opened, device)
         saved = checkpoints.receive(device) if opened["resume"] else None
     folder = _records(request, config, device)
-    restart = choose_restart(folder, ranks, device, saved)
+    restart = choose_restart(folder, ranks, device, saved, request.job)
     odd = why_not_kept(config.checkpoint.memory, device, os.environ)
     opened["skipped"].extend([*restart.warnings, *([odd] if odd else [])])
     return Resume(checkpoints, opened, restart.saved, restart.record)

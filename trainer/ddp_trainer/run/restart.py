@@ -33,7 +33,11 @@ class Restart:
 
 
 def choose_restart(
-    folder: Path | None, ranks: Ranks, device: torch.device, saved: Checkpoint | None
+    folder: Path | None,
+    ranks: Ranks,
+    device: torch.device,
+    saved: Checkpoint | None,
+    job: str = "",
 ) -> Restart:
     """Return the newest whole record of all nodes, or the checkpoint if no record is as new.
 
@@ -44,14 +48,16 @@ def choose_restart(
         ranks: This process's rank.
         device: The run's device.
         saved: The newest checkpoint, if any.
+        job: Uid of the job.
 
     Raises:
         ReportedError: On every rank, if the parts of the record do not belong together.
     """
-    found = records.find(folder, ranks.local_rank, ranks.local_world_size) if folder else []
-    documents = json_by_rank([part.model_dump() for part in found], device)
-    held = [[Part.model_validate(part) for part in parts] for parts in documents]
+    found, damaged = _found(folder, ranks, job)
+    documents = json_by_rank([[part.model_dump() for part in found], damaged], device)
+    held = [[Part.model_validate(part) for part in parts] for parts, _ in documents]
     choice, warnings = choose(held, Age.of(saved.state if saved else None))
+    warnings = [*(sentence for _, sentences in documents for sentence in sentences), *warnings]
     # All ranks of the node have looked, because they have exchanged what they found.
     if folder is not None and ranks.local_rank == 0:
         records.keep_only(folder, choice.record if choice else None)
@@ -61,6 +67,15 @@ def choose_restart(
         return Restart(saved, warnings=tuple(warnings))
     state = _received(choice, folder, ranks.rank, device)
     return Restart(state, _origin(choice), tuple(warnings))
+
+
+def _found(folder: Path | None, ranks: Ranks, job: str) -> tuple[list[Part], list[str]]:
+    """Return the parts that this rank has found, and a sentence about each damaged one."""
+    damaged: list[str] = []
+    if folder is None:
+        return [], damaged
+    index, count = ranks.local_rank, ranks.local_world_size
+    return records.find(folder, index, count, job=job, warn=damaged.append), damaged
 
 
 def _received(

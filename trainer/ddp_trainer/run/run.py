@@ -59,6 +59,8 @@ class Run:
     ranks: Ranks
     fingerprints: Fingerprints
     attempt: int
+    job: str
+    """Uid of the job, or "" for a run by hand."""
     task: Task
     learner: Learner
     sampler: Sampler

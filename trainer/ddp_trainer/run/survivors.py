@@ -205,6 +205,7 @@ def _describe(run: Run, divided: Divided) -> Part:
         digest=_digest(run),
         residues=bool(len(divided.own.compression)),
         buffers=per_rank,
+        job=run.job,
     )
 
 

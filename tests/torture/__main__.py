@@ -1,0 +1,61 @@
+"""Try checkpoints and records to destruction, as `make torture` does.
+
+    python -m tests.torture [--part NAME …] [--seed 0] [--cases N]
+
+The last lines are the counts. The exit code is 1 if a start loads a wrong state, starts over
+without a sentence, hangs, or ends by a traceback.
+"""
+
+import argparse
+import os
+import sys
+import time
+
+from tests.harness import ending
+from tests.torture import kills
+from tests.torture.cases import PARTS, ROOT, Counts, play
+from tests.torture.lab import open_lab
+from tests.torture.volumes import private_mounts
+
+KILLS = "kills"
+"""Part that kills ranks and pods of a whole run."""
+
+
+def main() -> None:
+    """Play all cases of the chosen parts, and print their counts."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--part", choices=[*PARTS, KILLS], action="append", help="run only this")
+    parser.add_argument("--seed", type=int, default=int(os.environ.get("DDP_SEED") or "0"))
+    parser.add_argument("--cases", type=int, help="play at most so many cases of each part")
+    parser.add_argument("--kills", type=int, default=kills.KILLS, help="kills of part kills")
+    options = parser.parse_args()
+    wanted, began = options.part or [*PARTS, KILLS], time.monotonic()
+    counts, failed = Counts(), []
+    left_out = [] if private_mounts() else [part for part in wanted if part in ROOT]
+    lab, folder = open_lab(options.seed)
+    with folder:
+        for part in wanted:
+            if part == KILLS or part in left_out:
+                continue
+            cases = list(PARTS[part](lab))
+            if options.cases is not None:
+                cases = lab.random(part).sample(cases, min(options.cases, len(cases)))
+            print(f"{part}: {len(cases)} cases", flush=True)
+            play(cases, counts)
+    if KILLS in wanted:
+        failed = kills.run(options.kills, options.seed)
+    if counts.seen:
+        print(f"\n{counts.table()}")
+    seconds = time.monotonic() - began
+    total = sum(each.total() for each in counts.seen.values())
+    for part in left_out:
+        print(f"not played: {part}, which needs root")
+    print(
+        f"torture, SEED={options.seed}: {total} cases in {seconds:.0f} s, {len(counts.bad)} bad;"
+        f" part {KILLS}: {len(failed) if KILLS in wanted else 'not played,'} violations"
+    )
+    sys.exit(1 if counts.bad or failed else 0)
+
+
+if __name__ == "__main__":
+    ending.script(main)

@@ -1,0 +1,81 @@
+"""What is killed and what fails: each row is an attempt that reads and writes states of a run.
+
+A new kind of store, or a new way to write one, is one more row here.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.torture import operations
+from tests.torture.attempts import Attempt
+from tests.torture.lab import Lab, orderly
+from tests.torture.operations import Decide, Operation, Result
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One way to write or read a state."""
+
+    name: str
+    before: tuple[Attempt, ...]
+    """Attempts that ran before."""
+    act: Attempt
+    starts_only: bool = False
+    """Whether the attempt only starts, so that the row covers what a load reads and writes."""
+    power: bool = False
+    """Whether the store outlives the machine, so that a loss of power must be harmless."""
+    damage: str = ""
+    """File of the newest state that is damaged before the attempt, below the case's folder."""
+
+    def home(self, lab: Lab) -> Path:
+        """Return a new folder in which the attempts before have run."""
+        home = lab.copy(lab.template(self.name, *self.before))
+        for path in home.glob(self.damage) if self.damage else ():
+            data = bytearray(path.read_bytes())
+            data[len(data) // 2] ^= 1
+            path.write_bytes(data)
+        return home
+
+    def play(self, home: Path, decide: Decide | None) -> Result:
+        """Run the attempt."""
+        act = self.act.start if self.starts_only else self.act.train
+        return operations.run(lambda: act(home), home, decide)
+
+    def recorded(self, lab: Lab) -> list[Operation]:
+        """Return the file operations of the attempt when nothing disturbs it."""
+        if self.name not in lab.recordings:
+            home = self.home(lab)
+            result = self.play(home, operations.proceed)
+            orderly(result)
+            lab.clean(home)
+            lab.recordings[self.name] = result.operations
+        return lab.recordings[self.name]
+
+    @property
+    def next(self) -> Attempt:
+        """The attempt that follows."""
+        return Attempt(self.act.number + 1, self.act.volume, self.act.memory)
+
+
+_SAVED = Attempt(1, memory=False, fail_after=9)
+_KEPT = Attempt(1, fail_after=10)
+_KEPT_ALONE = Attempt(1, volume=False, fail_after=10)
+ROWS = (
+    Row("a save", (_SAVED,), Attempt(2, memory=False, fail_after=5), power=True),
+    Row("a survivors' write", (_KEPT,), Attempt(2, fail_after=1)),
+    Row(
+        "a survivors' write without a volume",
+        (_KEPT_ALONE,),
+        Attempt(2, volume=False, fail_after=1),
+    ),
+    Row("a load from a volume", (_SAVED,), Attempt(2, memory=False), starts_only=True, power=True),
+    Row("a load from memory", (_KEPT,), Attempt(2), starts_only=True),
+    Row(
+        "a load that skips a damaged checkpoint",
+        (_SAVED,),
+        Attempt(2, memory=False),
+        starts_only=True,
+        power=True,
+        damage="run/step-00000008.*/optimizer.safetensors",
+    ),
+)
