@@ -113,6 +113,7 @@ def test_dashboards_show_nearly_all_metrics() -> None:
         "ddp_train_epoch",
         "ddp_train_checkpoint_timestamp_seconds",
         "ddp_train_checkpoint_interval_seconds",
+        "ddp_train_checkpoint_unwritten_seconds",
     }
 
 

@@ -5,12 +5,14 @@ import errno
 import gc
 import io
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from ddp_trainer import train as train_
+from ddp_trainer.checkpoint import background
 from ddp_trainer.checkpoint.manager import CheckpointManager
 from ddp_trainer.commands.main import main
 from ddp_trainer.config.settings import resolve
@@ -21,6 +23,7 @@ from ddp_trainer.run.opening import RunRequest, open_run
 from ddp_trainer.run.run import Run
 from ddp_trainer.run.saving import save
 from ddp_trainer.run.state import gather
+from ddp_trainer.run.writing import wait_until_out
 from ddp_trainer.stop import StopFlag
 
 KINDS = ("model", "optimizer", "average", "compression", "buffers", "task")
@@ -39,7 +42,8 @@ def save_and_gather(argument: dict[str, Any]) -> None:
         run = open_run(request, ranks, StopFlag(), HeartbeatWriter(None, ranks, 0))
         _write_state(run, Path(argument["state"] + ".start"))
         train_.loop(run)
-        save(run, required=True)
+        save(run, required=not run.config.checkpoint.background)
+        wait_until_out(run, required=True)
     _write_state(run, Path(argument["state"]))
     del run
     gc.collect()
@@ -54,6 +58,19 @@ def _write_state(run: Run, file: Path) -> None:
         torch.save({"tensors": tensors, "rest": rest}, file)
 
 
+def train_beside_faulty_process(given: list[str]) -> int:
+    """Train with writes in the background, on a volume that `faulty_background` controls.
+
+    Args:
+        given: The control file, and the arguments of the command.
+    """
+    control, *arguments = given
+    program = str(Path(__file__).with_name("faulty_background.py"))
+    background._COMMAND = [sys.executable, program, control]
+    background.STALL_SECONDS = 3.0
+    return main(["train", "--checkpoint.background=true", *arguments])
+
+
 def train_with_failing_part(given: list[str]) -> int:
     """Train while rank 1 cannot write its parts of checkpoints.
 
@@ -64,11 +81,11 @@ def train_with_failing_part(given: list[str]) -> int:
     real = CheckpointManager.write_part
     left = [1 if times == "once" else 1000]
 
-    def write_part(self: CheckpointManager, step: int, part: Any, pieces: Any) -> None:
+    def write_part(self: CheckpointManager, *arguments: Any) -> None:
         left[0] -= 1
         if os.environ["RANK"] == "1" and left[0] >= 0:
             raise OSError(errno.EIO, "Input/output error")
-        real(self, step, part, pieces)
+        real(self, *arguments)
 
-    CheckpointManager.write_part = write_part  # type: ignore[method-assign]
+    CheckpointManager.write_part = write_part  # type: ignore[method-assign,assignment]
     return main(["train", *arguments])

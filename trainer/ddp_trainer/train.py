@@ -31,6 +31,7 @@ from ddp_trainer.run.run import Run
 from ddp_trainer.run.saving import finish_mirror, save
 from ddp_trainer.run.snapshots import MemorySnapshots
 from ddp_trainer.run.survivors import Survivor
+from ddp_trainer.run.writing import poll
 from ddp_trainer.step import train_step
 from ddp_trainer.stop import StopFlag
 from ddp_trainer.task import HasAfterUpdate
@@ -184,6 +185,7 @@ def _between_updates(run: Run, decision: Decision) -> Decision:
         The newest decision.
     """
     step = run.position.step
+    poll(run)
     if step == run.total_steps:
         return exchange_requests(run)  # `close` saves and evaluates.
     by_clock = False

@@ -67,6 +67,9 @@ class Progress(WireModel):
     allreduce_overlap_seconds: float | None = None
     """Part of `allreduce_seconds` in which the backward pass still computed."""
     straggler: Straggler | None = None
+    checkpoint_unwritten_seconds: float | None = None
+    """Seconds since the checkpoint that is being written in the background was due. 0 if the newest
+    one is written, None if none was written in the background."""
     mirror_step: Number | None = None
     """Updates in the newest copy of a checkpoint in the object store. None without a mirror."""
     mirror_behind_seconds: float | None = None

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from ddp_trainer.checkpoint import load, writer
+from ddp_trainer.checkpoint import assembly, load, writer
 from ddp_trainer.checkpoint.contents import read_index
 from ddp_trainer.checkpoint.division import Holding, Pieces, pieces_of, quotas, writers
 from ddp_trainer.checkpoint.format import (
@@ -23,13 +23,13 @@ from ddp_trainer.checkpoint.format import (
 )
 from ddp_trainer.checkpoint.snapshot import Snapshot
 from ddp_trainer.checkpoint.stream import read_stored
-from ddp_trainer.checkpoint.tensor_file import Piece
+from ddp_trainer.checkpoint.tensor_file import Piece, piece_parts
 from ddp_trainer.errors import InputError
 from tests.trainer.checkpoint.test_manager import whole
 from tests.trainer.rank_processes import Launcher
 
 NAME = CheckpointName(7, 1)
-CLAIM = {"job": "", "attempt": 1, "incarnation": "aa"}
+CLAIM = {"job": "", "attempt": 1, "incarnation": "aa", "save": "01"}
 
 
 def numbers(seed: int) -> list[tuple[str, Piece]]:
@@ -89,21 +89,24 @@ def write(directory: Path, count: int, claims: dict[int, Any] | None = None) -> 
     filled = [one for one in equal if one[1].numel] + [(OPTIMIZER, moments)]
     found = Holding(equal=filled)
     shares = quotas([0] * count, found.equal_bytes)
-    writer.begin(directory, NAME)
+    assembly.begin(directory, NAME, CLAIM, lambda: None)
     for number in range(count):
         mine: Pieces = pieces_of(found, shares, number)
         if number == 0:
             mine[MODEL] = mine.get(MODEL, []) + empty[MODEL]
         claim = (claims or {}).get(number + 1, CLAIM)
         if claim is not None:
-            writer.write_part(directory, NAME, (number + 1, count), claim, mine)
+            parts = {file: piece_parts(those) for file, those in mine.items()}
+            assembly.write_part(directory, NAME, (number + 1, count), claim, parts)
     return [piece for _, piece in equal]
 
 
 def finish(directory: Path, count: int) -> Path:
     rest: dict[str, Any] = {"state": {}, "groups": []}
     saved = whole(7, Snapshot({}, {}, rest))
-    return writer.finish(directory, NAME, count, CLAIM, saved, may_commit=lambda: None)
+    documents = writer.documents_of(saved)
+    assembly.finish(directory, NAME, count, CLAIM, documents, may_commit=lambda: None)
+    return directory / str(NAME)
 
 
 @pytest.mark.parametrize("count", [2, 5])
@@ -128,7 +131,7 @@ def test_missing_part_or_part_of_another_gang_is_never_committed(tmp_path: Path)
         with pytest.raises(OSError, match=reason):
             finish(tmp_path, 3)
         assert load.choose(tmp_path).name is None
-        writer.abandon(tmp_path, NAME)
+        assembly.abandon(tmp_path, NAME)
         assert names_in(tmp_path) == []
 
 
@@ -142,7 +145,7 @@ def test_cut_part_is_never_committed(tmp_path: Path) -> None:
 
 def test_part_without_a_begun_checkpoint_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        writer.write_part(tmp_path, NAME, (1, 2), CLAIM, {})
+        assembly.write_part(tmp_path, NAME, (1, 2), CLAIM, {})
     assert list(tmp_path.iterdir()) == []
 
 
@@ -194,7 +197,7 @@ def test_failure_of_one_rank_is_a_warning_and_the_next_save_succeeds(
 ) -> None:
     arguments = ["--task=sample_tasks:build", "--global_batch=10", "--max_steps=2"]
     arguments += [f"--checkpoint.directory={tmp_path}", "--checkpoint.every_steps=1"]
-    given = ["once", *arguments, "--checkpoint.part_mb=0.0001"]
+    given = ["once", *arguments, "--checkpoint.part_mb=0.0001", "--checkpoint.background=false"]
     gang = launcher.call("format_probes:train_with_failing_part", given, world=3)
     assert gang.wait() == [0, 0, 0], gang.err(0)
     (warning,) = gang.events("warning")

@@ -56,15 +56,19 @@ def saved(launcher: Launcher, home: Path, world: int, **config: Any) -> tuple[Pa
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("part_mb", [64, 1e-4])
+@pytest.mark.parametrize("way", ["whole", "parts", "background"])
 def test_plain_reader_finds_the_bits_of_the_ranks(
-    launcher: Launcher, tmp_path: Path, case: str, part_mb: float
+    launcher: Launcher, tmp_path: Path, case: str, way: str
 ) -> None:
-    settings = {"directory": str(tmp_path / "run"), "part_mb": part_mb}
+    settings = {
+        "directory": str(tmp_path / "run"),
+        "part_mb": 64 if way == "whole" else 1e-4,
+        "background": way == "background",
+    }
     checkpoint, state = saved(launcher, tmp_path, 2, checkpoint=settings, **CASES[case])
     found = read_checkpoint(checkpoint)
     in_parts = [path.name for path in checkpoint.glob("*-00002-of-00002.safetensors")]
-    assert bool(in_parts) == (part_mb < 1)
+    assert bool(in_parts) == (way != "whole")
     assert not list(checkpoint.glob("part-*"))
     check_bits(found, state["tensors"])
     assert found["optimizer"] == json.loads(json.dumps(state["rest"]["optimizer"]))
@@ -113,7 +117,11 @@ def test_state_stays_the_same_bits_on_4_2_3_and_1_ranks_of_other_strategies(
             world,
             max_steps=number + 2,
             parallel={"strategy": strategy},
-            checkpoint={"directory": str(tmp_path / "run"), "part_mb": 1e-4},
+            checkpoint={
+                "directory": str(tmp_path / "run"),
+                "part_mb": 1e-4,
+                "background": number % 2 == 1,
+            },
         )
         counts = {path.stem.partition("-of-")[2] for path in checkpoint.glob("*.safetensors")}
         assert counts == {f"{world:05d}" if world > 1 else ""}

@@ -129,6 +129,11 @@ CHECKPOINT_INTERVAL = Family(
     "Time between two checkpoints, as the job sets it or the trainer chose it. Absent if no clock"
     " decides, and before the first checkpoint.", _JOB,
 )  # fmt: skip
+CHECKPOINT_UNWRITTEN = Family(
+    "ddp_train_checkpoint_unwritten_seconds", Kind.GAUGE,
+    "Age of the checkpoint that is being written in the background. 0 if the newest is written.",
+    _JOB,
+)  # fmt: skip
 MIRROR_STEP = Family(
     "ddp_train_mirror_step", Kind.GAUGE,
     "Updates in the newest checkpoint that checkpoint.mirror has copied.", _JOB,
@@ -161,7 +166,8 @@ FAMILIES = (
     DATA_WAIT, CHECKPOINT_SECONDS, EVALUATION_SECONDS, PHASE_SECONDS, RANK_CPU, RANK_GPU_MEMORY,
     TOTAL_STEPS, EPOCH, LOSS, LOSS_PART, LEARNING_RATE, GRAD_NORM, ALLREDUCE, ALLREDUCE_OVERLAP,
     THROUGHPUT, ETA, EVALUATION,
-    CHECKPOINT_STEP, CHECKPOINT_TIME, CHECKPOINT_INTERVAL, MIRROR_STEP, MIRROR_BEHIND,
+    CHECKPOINT_STEP, CHECKPOINT_TIME, CHECKPOINT_INTERVAL, CHECKPOINT_UNWRITTEN, MIRROR_STEP,
+    MIRROR_BEHIND,
     GPU_USE, GPU_MEMORY, GPU_MEMORY_SIZE, GPU_TEMPERATURE,
     GPU_POWER, GPU_ECC, GPU_XID,
 )  # fmt: skip
@@ -258,6 +264,7 @@ def _add_progress(samples: Samples, job: str, progress: Progress) -> None:
     samples.add(ALLREDUCE_OVERLAP, progress.allreduce_overlap_seconds, job)
     samples.add(THROUGHPUT, progress.samples_per_second, job)
     samples.add(ETA, progress.eta_seconds, job)
+    samples.add(CHECKPOINT_UNWRITTEN, progress.checkpoint_unwritten_seconds, job)
     samples.add(MIRROR_STEP, progress.mirror_step, job)
     samples.add(MIRROR_BEHIND, progress.mirror_behind_seconds, job)
     for name, value in _bounded(progress.metrics, _MOST_METRICS):

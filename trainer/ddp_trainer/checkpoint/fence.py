@@ -21,6 +21,7 @@ newer checkpoint.
 """
 
 import secrets
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,18 @@ class Fence:
         self._claim: Claim = {
             "job": job, "attempt": attempt, "incarnation": secrets.token_hex(8)
         }  # fmt: skip
+
+    @classmethod
+    def of_claim(cls, directory: Path, claim: Mapping[str, Any]) -> "Fence":
+        """Return the fence of an attempt that has opened the directory in another process.
+
+        Args:
+            directory: The run's directory.
+            claim: The claim. Other keys are ignored.
+        """
+        fence = cls(directory, claim["job"], claim["attempt"])
+        fence._claim["incarnation"] = claim["incarnation"]
+        return fence
 
     @property
     def claim(self) -> dict[str, Any]:

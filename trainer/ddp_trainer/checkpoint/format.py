@@ -117,6 +117,8 @@ def part_name(file: str, number: int, count: int) -> str:
         number: Number of the part, from 1.
         count: Number of parts of the checkpoint. Some files may have fewer.
     """
+    if count == 1:
+        return file
     stem, dot, extension = file.partition(".")
     return f"{stem}-{number:05d}-of-{count:05d}{dot}{extension}"
 

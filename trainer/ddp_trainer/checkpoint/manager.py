@@ -10,13 +10,14 @@ import contextlib
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ddp_trainer.checkpoint import load, mirrored, retention, writer
+from ddp_trainer.checkpoint import assembly, load, mirrored, retention, writer
+from ddp_trainer.checkpoint.background_process import Lead
 from ddp_trainer.checkpoint.division import Pieces
 from ddp_trainer.checkpoint.fence import Fence, holder
 from ddp_trainer.checkpoint.format import (
@@ -31,6 +32,7 @@ from ddp_trainer.checkpoint.interval import Interval, read_experience
 from ddp_trainer.checkpoint.snapshot import Checkpoint
 from ddp_trainer.checkpoint.store import process
 from ddp_trainer.checkpoint.store.directory import replace_json
+from ddp_trainer.checkpoint.tensor_file import piece_parts
 from ddp_trainer.checkpoint.volume import Sleep, retried, volume_error
 from ddp_trainer.config import CheckpointConfig
 from ddp_trainer.ranks.collectives import by_rank
@@ -54,6 +56,7 @@ class CheckpointManager:
         self._known: list[CheckpointName] = []
         self._ratings: dict[CheckpointName, float] = {}
         self._owner: dict[str, Any] = {}
+        self._times: dict[CheckpointName, float] = {}
         self.mirror: process.MirrorProcess | None = None
         """The process that copies checkpoints to the object store, on rank 0."""
         self._last_time = time.monotonic()
@@ -72,7 +75,7 @@ class CheckpointManager:
         if self._directory is None or not self._known:
             return None
         path, seconds = self._directory / str(self._known[-1]), self.interval_seconds
-        at = path.stat().st_mtime
+        at = self._times.get(self._known[-1]) or path.stat().st_mtime
         return CheckpointInfo(
             step=self._known[-1].step, path=str(path), at=at, interval_seconds=seconds
         )
@@ -266,8 +269,16 @@ class CheckpointManager:
         """Return whether the newest checkpoint is of this step. Only rank 0 knows it."""
         return bool(self._known) and self._known[-1].step == step
 
-    def begin(self, step: int) -> None:
+    def identity(self, save: str) -> dict[str, Any]:
+        """Return the identity of a save (`assembly.Claim`)."""
+        return self._owner | {"save": save}
+
+    def begin(self, step: int, save: str) -> None:
         """Begin a checkpoint that several ranks write. Only rank 0 calls this method.
+
+        Args:
+            step: Number of completed updates.
+            save: Random text of this save.
 
         Raises:
             OSError: If the volume fails.
@@ -275,27 +286,33 @@ class CheckpointManager:
         """
         self._last_time = time.monotonic()
         with self._fenced():
-            writer.begin(*self._place(step))
+            directory, name = self._place(step)
+            check = self._fence.check if self._fence else lambda: None
+            assembly.begin(directory, name, self.identity(save), check)
 
-    def write_part(self, step: int, part: tuple[int, int], pieces: Pieces) -> None:
+    def write_part(self, step: int, save: str, part: tuple[int, int], pieces: Pieces) -> None:
         """Write this rank's part of a checkpoint that rank 0 has begun.
 
         Args:
             step: Number of completed updates.
+            save: Random text of this save.
             part: Number of this part, from 1, and number of parts.
             pieces: What this rank writes.
 
         Raises:
             OSError: If the volume fails.
         """
-        writer.write_part(*self._place(step), part, self._owner, pieces)
+        files = {file: piece_parts(those) for file, those in pieces.items()}
+        assembly.write_part(*self._place(step), part, self.identity(save), files)
 
-    def finish(self, parts: int, checkpoint: Checkpoint) -> CheckpointInfo | None:
+    def finish(self, parts: int, save: str, checkpoint: Checkpoint) -> CheckpointInfo | None:
         """Commit a checkpoint whose parts are written. Only rank 0 calls this method.
 
         Args:
             parts: Number of parts.
-            checkpoint: As for `writer.finish`.
+            save: Random text of this save.
+            checkpoint: The state of the run, and the snapshot, of which only the documents are
+                used.
 
         Raises:
             OSError: If the volume fails, or a part is missing.
@@ -306,12 +323,42 @@ class CheckpointManager:
             return None
         with self._fenced():
             check = self._fence.check
-            writer.finish(directory, name, parts, self._owner, checkpoint, may_commit=check)
+            documents, own = writer.documents_of(checkpoint), self.identity(save)
+            assembly.finish(directory, name, parts, own, documents, may_commit=check)
         return self._add(name)
+
+    def lead(self, checkpoint: Checkpoint, total_bytes: int) -> Lead:
+        """Return what a process needs to commit a checkpoint. Only rank 0 calls this method."""
+        self._last_time = time.monotonic()
+        name = CheckpointName(checkpoint.state.step, self._attempt)
+        self._ratings[name] = self._value(checkpoint.state.metrics or {})
+        rated = [name, *self._known] if self._config.keep_best is not None else []
+        values = {str(each): self._rating(each) for each in rated}
+        return Lead(
+            documents=writer.documents_of(checkpoint),
+            known=list(map(str, self._known)),
+            ratings={n: None if math.isnan(value) else value for n, value in values.items()},
+            config=self._config,
+            total_bytes=total_bytes,
+        )
+
+    def committed(self, known: Iterable[str], at: float) -> None:
+        """Record a checkpoint that a process has committed. Only rank 0 calls this method.
+
+        Args:
+            known: Names of the complete checkpoints, oldest first.
+            at: Time of the newest one.
+        """
+        self._known = [name for text in known if (name := CheckpointName.parse(text))]
+        self._times = {self._known[-1]: at}
+
+    def postpone(self) -> None:
+        """Begin the interval in seconds anew, because a save was left out."""
+        self._last_time = time.monotonic()
 
     def abandon(self, step: int) -> None:
         """Delete a checkpoint that is not complete. Only rank 0 calls this method."""
-        writer.abandon(*self._place(step))
+        assembly.abandon(*self._place(step))
 
     def _place(self, step: int) -> tuple[Path, CheckpointName]:
         if self._directory is None:

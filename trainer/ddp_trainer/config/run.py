@@ -74,6 +74,13 @@ class CheckpointConfig(Section):
     part_mb: PositiveFloat = 64.0
     """Size in MiB up to which rank 0 writes a checkpoint alone. The ranks divide the write of a
     larger one, if all of them can write to the directory."""
+    background: bool | Literal["auto"] = "auto"
+    """Whether training goes on while a checkpoint is written: each rank copies its part to memory,
+    and a process of its node writes it. auto does so if the checkpoint is larger than part_mb. The
+    checkpoint at the end of a run is always waited for."""
+    max_mb_per_second: PositiveFloat | None = None
+    """Maximum rate in MiB per second at which a node writes checkpoints in the background. Default:
+    no limit."""
     memory: bool | None = None
     """Whether ranks that must end keep their state in memory, so that the next attempt repeats no
     update, if the agent offers memory. Default: true on the CPU, false on GPUs."""

@@ -15,7 +15,7 @@ from ddp_wire.messages import CheckpointInfo, Progress, Straggler
 
 _MEASURED = (
     "grad_norm", "allreduce_seconds", "allreduce_overlap_seconds", "mirror_step",
-    "mirror_behind_seconds",
+    "mirror_behind_seconds", "checkpoint_unwritten_seconds",
 )  # fmt: skip
 """Fields of the progress that the progress event contains only if they are measured."""
 _NOT_IN_EVENT = {"metrics", "loss_parts", "learning_rate", "straggler", *_MEASURED}
@@ -62,6 +62,8 @@ class Reporter:
         self._warned: set[str] = set()
         self.straggler: Straggler | None = None
         """The rank that is slow now, for the next report."""
+        self.unwritten_seconds: float | None = None
+        """Age of the checkpoint that is being written in the background, if one ever was."""
 
     def opened(
         self,
@@ -159,6 +161,7 @@ class Reporter:
             allreduce_seconds=allreduce[0] if allreduce else None,
             allreduce_overlap_seconds=allreduce[1] if allreduce else None,
             straggler=self.straggler,
+            checkpoint_unwritten_seconds=self.unwritten_seconds,
             mirror_step=mirror[0] if mirror else None,
             mirror_behind_seconds=mirror[1] if mirror else None,
         )
@@ -203,10 +206,20 @@ class Reporter:
         fields = {"step": step, "epoch": epoch, "metrics": metrics, **gap, "seconds": seconds}
         self._events.emit("eval", **fields)
 
-    def saved(self, checkpoint: CheckpointInfo, seconds: float) -> None:
-        """Report a committed checkpoint. Only rank 0 calls this method."""
+    def saved(
+        self, checkpoint: CheckpointInfo, seconds: float, background_seconds: float | None = None
+    ) -> None:
+        """Report a committed checkpoint. Only rank 0 calls this method.
+
+        Args:
+            checkpoint: The checkpoint.
+            seconds: Time for which the save stopped training.
+            background_seconds: Time of the write in the background, if there was one.
+        """
         self.heartbeats.checkpoint(checkpoint)
         fields = checkpoint.model_dump(include={"step", "path", "interval_seconds"})
+        if background_seconds is not None:
+            fields["background_seconds"] = background_seconds
         self._events.emit("checkpoint", **fields, seconds=seconds)
 
     def traced(self, path: Path | None) -> None:

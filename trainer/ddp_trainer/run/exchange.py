@@ -88,6 +88,7 @@ def _react(run: Run, decision: Decision) -> None:
 def _report(run: Run, decision: Decision, phase_seconds: dict[str, float]) -> None:
     """Report the progress since the last report."""
     learner = run.learner
+    run.report.unwritten_seconds = run.background.unwritten_seconds()
     run.report.trained(
         step=run.position.step,
         epoch=run.epoch,

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ddp_trainer.checkpoint.background import Background
 from ddp_trainer.checkpoint.manager import CheckpointManager
 from ddp_trainer.config import RunConfig
 from ddp_trainer.data.loader import Sampler
@@ -79,6 +80,8 @@ class Run:
     replicas: ReplicaState
     data_wait_monitor: DataWaitMonitor
     stragglers: StragglerMonitor = field(default_factory=StragglerMonitor)
+    background: Background = field(default_factory=Background)
+    """Writes of checkpoints beside the training."""
     records: Path | None = None
     """Folder of this node's records in memory (`checkpoint.records`). None without one."""
     metrics: dict[str, float] = field(default_factory=dict)

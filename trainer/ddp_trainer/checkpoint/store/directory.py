@@ -75,9 +75,20 @@ class _Uncommitted(PendingFolder):
         self._final = final
         self.committed = False
 
-    def commit(self, manifest: bytes, may_commit: Callable[[], None]) -> None:
-        """Write the manifest, rename the folder, and flush the rename."""
+    def commit(
+        self, manifest: bytes, may_commit: Callable[[], None], without: Iterable[str] = ()
+    ) -> None:
+        """Write the manifest, rename the folder, and flush the rename.
+
+        Args:
+            manifest: Content of the manifest.
+            may_commit: As in `Pending`.
+            without: Files to delete before, which are no part of the checkpoint.
+        """
+        (self.folder / MANIFEST).unlink(missing_ok=True)  # An earlier try may have left it.
         self.seal(manifest)
+        for file in without:
+            (self.folder / file).unlink(missing_ok=True)
         if not os.path.samestat(self.folder.stat(), self._pending.lstat()):
             raise PlantedFileError(self._pending, "folder")
         may_commit()

@@ -1,0 +1,90 @@
+"""Tests of a run whose checkpoints are written beside the training, also on a volume that fails."""
+
+import signal
+from pathlib import Path
+
+from ddp_trainer.checkpoint.format import names_in
+from tests.trainer.rank_processes import Gang, Launcher
+
+
+def start(launcher: Launcher, home: Path, *arguments: str, fault: str = "", world: int = 2) -> Gang:
+    if fault:
+        (home / "control").write_text(fault)
+    settings = ["--task=sample_tasks:build", "--global_batch=10", "--epochs=1000"]
+    settings += ["--task.eval_samples=0", "--task.forward_seconds=0.05", "--checkpoint.keep=100"]
+    settings += [f"--checkpoint.directory={home / 'run'}", "--checkpoint.part_mb=0.0001"]
+    given = [str(home / "control"), *settings, *arguments]
+    gang = launcher.call("format_probes:train_beside_faulty_process", given, world=world)
+    gang.wait_until((gang.folder / "0.out").exists)
+    return gang
+
+
+def saved(gang: Gang) -> list[int]:
+    return [event["step"] for event in gang.events("checkpoint")]
+
+
+def warnings(gang: Gang) -> list[str]:
+    return [event["message"] for event in gang.events("warning")]
+
+
+def committed(home: Path) -> list[int]:
+    return [name.step for name in names_in(home / "run") if not name.suffix]
+
+
+def test_checkpoints_are_written_beside_the_training(launcher: Launcher, tmp_path: Path) -> None:
+    gang = start(launcher, tmp_path, "--max_steps=8", "--checkpoint.every_steps=3")
+    assert gang.wait() == [0, 0], gang.err(0)
+    assert saved(gang) == [3, 6, 8]
+    first, second, last = gang.events("checkpoint")
+    assert first["background_seconds"] > 0 < second["background_seconds"]
+    assert "background_seconds" not in last  # The run waits for it.
+    assert committed(tmp_path) == [3, 6, 8]
+    assert not list((tmp_path / "run").glob("*.tmp"))
+
+
+def test_training_goes_on_while_the_volume_fails_and_the_write_is_tried_again(
+    launcher: Launcher, tmp_path: Path
+) -> None:
+    gang = start(launcher, tmp_path, "--checkpoint.every_steps=3", fault="EIO")
+    gang.wait_until(lambda: any("left out" in text for text in warnings(gang)))
+    assert saved(gang) == []
+    (first, *_) = warnings(gang)
+    assert first.startswith(f"step-00000003.attempt-0 is not written to {tmp_path / 'run'} yet:")
+    assert "Input/output error; training continues, and the write is tried again" in first
+    (tmp_path / "control").unlink()
+    gang.wait_until(lambda: len(saved(gang)) >= 2)
+    gang.signal(0, signal.SIGTERM)
+    assert gang.wait() == [85, 85], gang.err(0)
+    steps = saved(gang)
+    assert steps[0] == 3  # The state that was handed over first, not a later one.
+    assert steps == sorted(steps)
+    assert committed(tmp_path) == steps
+    assert sum("Input/output error" in text for text in warnings(gang)) == 1
+
+
+def test_required_checkpoint_replaces_one_that_a_stalled_volume_holds_up(
+    launcher: Launcher, tmp_path: Path
+) -> None:
+    gang = start(launcher, tmp_path, "--checkpoint.every_steps=3", fault="stall")
+    gang.wait_until(lambda: any("has not answered" in text for text in warnings(gang)))
+    gang.wait_until(lambda: any("left out" in text for text in warnings(gang)))
+    gang.signal(1, signal.SIGTERM)
+    assert gang.wait() == [85, 85], gang.err(0)
+    assert any("step-00000003.attempt-0 is given up" in text for text in warnings(gang))
+    (step,) = saved(gang)
+    assert step == gang.events("stop")[0]["steps"]
+    assert committed(tmp_path) == [step]
+
+
+def test_process_that_dies_is_replaced_and_its_checkpoint_is_written(
+    launcher: Launcher, tmp_path: Path
+) -> None:
+    arguments = ("--max_steps=12", "--checkpoint.every_steps=6")
+    gang = start(launcher, tmp_path, *arguments, fault="die")
+    assert gang.wait() == [0, 0], gang.err(0)
+    (warning,) = warnings(gang)
+    assert warning == (
+        "the process that writes step-00000006.attempt-0 ended with exit code 9; a new one writes"
+        " it"
+    )
+    assert saved(gang) == committed(tmp_path) == [6, 12]
