@@ -12,7 +12,7 @@ import torch
 
 from ddp_trainer.checkpoint import assembly, background, load, writer
 from ddp_trainer.checkpoint.background import CopySlot, room_for
-from ddp_trainer.checkpoint.background_process import Job, Lead, Writer
+from ddp_trainer.checkpoint.background_process import Lead, SaveOrder, Writer
 from ddp_trainer.checkpoint.contents import read_index
 from ddp_trainer.checkpoint.fence import Fence
 from ddp_trainer.checkpoint.format import MODEL, OPTIMIZER, CheckpointName, names_in
@@ -40,13 +40,13 @@ def slots() -> list[CopySlot]:
     return filled
 
 
-def job(directory: Path, filled: list[CopySlot], **lead: Any) -> Job:
+def job(directory: Path, filled: list[CopySlot], **lead: Any) -> SaveOrder:
     fence = Fence(directory, "job", 1)
     fence.open()
     rest: dict[str, Any] = {"state": {}, "groups": []}
     documents = writer.documents_of(whole(7, Snapshot({}, {}, rest)))
     given = {"known": [], "ratings": {}, "config": CheckpointConfig(keep=1), "total_bytes": 1}
-    return Job(
+    return SaveOrder(
         directory=str(directory),
         name=str(NAME),
         parts=2,

@@ -18,7 +18,7 @@ import time
 from dataclasses import dataclass, field
 from typing import IO
 
-from ddp_trainer.checkpoint.background_process import Job, Status
+from ddp_trainer.checkpoint.background_process import SaveOrder, Status
 from ddp_trainer.checkpoint.division import Pieces
 from ddp_trainer.checkpoint.tensor_file import piece_parts
 from ddp_wire.machine import memory_bytes, memory_limit
@@ -98,14 +98,14 @@ class BackgroundProcess:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
-        self._job: Job | None = None
+        self._job: SaveOrder | None = None
         self._status = Status("")
         self._progress_at = 0.0
         self.started = 0.0
         """Value of `time.monotonic()` when the newest save began."""
         self._announced: set[str] = set()
 
-    def start(self, job: Job) -> None:
+    def start(self, job: SaveOrder) -> None:
         """Begin a save. Start the process if it does not run.
 
         Raises:
@@ -115,7 +115,7 @@ class BackgroundProcess:
         self.started = time.monotonic()
         self._send(job)
 
-    def _send(self, job: Job) -> None:
+    def _send(self, job: SaveOrder) -> None:
         self._status = Status(job.claim["save"], "starting")
         self._progress_at = time.monotonic()
         if self._process is None or self._process.poll() is not None:
@@ -144,7 +144,7 @@ class BackgroundProcess:
                 self._status = status
 
     @property
-    def job(self) -> Job | None:
+    def job(self) -> SaveOrder | None:
         """The save that is not out, or None."""
         return self._job
 

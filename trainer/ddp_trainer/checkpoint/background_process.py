@@ -5,7 +5,7 @@ that of the files (`checkpoint.background`). The process opens the slots of its 
 /proc/PID/fd, writes the parts and flushes them. On the node of rank 0 it also begins the
 checkpoint, waits for the parts of all nodes, commits, and deletes old checkpoints.
 
-Standard input has one save per line, as JSON (`Job`). Each line on standard output is a `Status`.
+Standard input has one save per line, as JSON (`SaveOrder`). Each line on standard output is a `Status`.
 After an error of the volume the process tries again, as long as it takes. It ends with its parent.
 """
 
@@ -57,7 +57,7 @@ class Lead(BaseModel):
     """Bytes of the parts of all nodes."""
 
 
-class Job(BaseModel):
+class SaveOrder(BaseModel):
     """One save."""
 
     directory: str
@@ -91,7 +91,7 @@ class Status:
 class Writer:
     """Writer of one save."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: SaveOrder) -> None:
         self._job = job
         self._directory = Path(job.directory)
         name = CheckpointName.parse(job.name)
@@ -125,7 +125,7 @@ class Writer:
         self._status.bytes = 0
         self._report("writing")
         if not assembly.is_committed(*place):
-            slots = [Slot(pid, descriptor) for pid, descriptor in job.slots]
+            slots = [SharedCopy(pid, descriptor) for pid, descriptor in job.slots]
             self._check_space(sum(slot.size for slot in slots))
             if job.lead is not None:
                 assembly.begin(*place, job.claim, fence.check)
@@ -177,7 +177,7 @@ class Writer:
             self._progress("waiting", reason)
             time.sleep(_POLL_SECONDS)
 
-    def _content(self, slot: "Slot", begin: int, size: int) -> Iterator[bytes]:
+    def _content(self, slot: "SharedCopy", begin: int, size: int) -> Iterator[bytes]:
         """Yield the content of a file in a slot, at the limited rate."""
         end = begin + size
         while begin < end:
@@ -200,7 +200,7 @@ class Writer:
         print(json.dumps(asdict(self._status) | fields), flush=True)
 
 
-class Slot:
+class SharedCopy:
     """The slot of a rank, opened for reading."""
 
     def __init__(self, pid: int, descriptor: int) -> None:
@@ -224,7 +224,7 @@ def main() -> None:
     end_with_parent(int(sys.argv[1]))
     os.nice(_PRIORITY)
     for line in sys.stdin:
-        Writer(Job.model_validate_json(line)).run()
+        Writer(SaveOrder.model_validate_json(line)).run()
 
 
 if __name__ == "__main__":

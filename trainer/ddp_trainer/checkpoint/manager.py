@@ -353,7 +353,7 @@ class CheckpointManager:
         self._times = {self._known[-1]: at}
 
     def postpone(self) -> None:
-        """Begin the interval in seconds anew, because a save was left out."""
+        """Begin the interval in seconds again, because a save was left out."""
         self._last_time = time.monotonic()
 
     def abandon(self, step: int) -> None:

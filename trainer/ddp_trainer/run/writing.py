@@ -20,7 +20,7 @@ import time
 from dataclasses import dataclass
 
 from ddp_trainer.checkpoint import background
-from ddp_trainer.checkpoint.background_process import Job
+from ddp_trainer.checkpoint.background_process import SaveOrder
 from ddp_trainer.checkpoint.division import Pieces, holding, pieces_of, quotas
 from ddp_trainer.checkpoint.division import writers as choose_writers
 from ddp_trainer.checkpoint.format import CheckpointName
@@ -231,7 +231,7 @@ def _hand_over(run: Run, plan: _Plan, state: SavedState, start: float) -> bool:
             return
         checkpoint = Checkpoint(state, plan.own)
         lead = run.checkpoints.lead(checkpoint, plan.total) if ranks.is_first else None
-        job = Job(
+        job = SaveOrder(
             directory=str(run.config.checkpoint.directory),
             name=str(CheckpointName(run.position.step, run.attempt)),
             parts=len(plan.writers),
