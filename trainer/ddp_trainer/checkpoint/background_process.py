@@ -5,7 +5,8 @@ that of the files (`checkpoint.background`). The process opens the slots of its 
 /proc/PID/fd, writes the parts and flushes them. On the node of rank 0 it also begins the
 checkpoint, waits for the parts of all nodes, commits, and deletes old checkpoints.
 
-Standard input has one save per line, as JSON (`SaveOrder`). Each line on standard output is a `Status`.
+Standard input has one save per line, as JSON (`SaveOrder`). Each line on standard output is a
+`Status`.
 After an error of the volume the process tries again, as long as it takes. It ends with its parent.
 """
 
