@@ -29,6 +29,7 @@ VERBS = {
         "scale",
         "Change the number of nodes of a job, which goes on from its newest checkpoint.",
     ),
+    "stacks": ("stacks", "Show where all ranks of a run of this machine are now."),
     "status": (
         "status",
         "Show the story of a job on one screen: attempts, progress, where the time went.",
