@@ -1,6 +1,6 @@
 """Try checkpoints and records to destruction, as `make torture` does.
 
-    python -m tests.torture [--part NAME …] [--seed 0] [--cases N]
+    python -m tests.torture [--part NAME …] [--seed 0] [--cases N] [--only TEXT]
 
 The last lines are the counts. The exit code is 1 if a start loads a wrong state, starts over
 without a sentence, hangs, or ends by a traceback.
@@ -10,6 +10,7 @@ import argparse
 import os
 import sys
 import time
+from collections.abc import Sequence
 
 from tests.harness import ending
 from tests.torture import kills
@@ -27,34 +28,44 @@ def main() -> None:
     parser.add_argument("--part", choices=[*PARTS, KILLS], action="append", help="run only this")
     parser.add_argument("--seed", type=int, default=int(os.environ.get("DDP_SEED") or "0"))
     parser.add_argument("--cases", type=int, help="play at most so many cases of each part")
+    parser.add_argument("--only", default="", help="play only cases with this text in their name")
     parser.add_argument("--kills", type=int, default=kills.KILLS, help="kills of part kills")
     options = parser.parse_args()
     wanted, began = options.part or [*PARTS, KILLS], time.monotonic()
-    counts, failed = Counts(), []
     left_out = [] if private_mounts() else [part for part in wanted if part in ROOT]
+    counts, failed = Counts(), list[str]()
+    try:
+        _play([part for part in wanted if part in PARTS and part not in left_out], options, counts)
+        if KILLS in wanted:
+            failed = kills.run(options.kills, options.seed)
+    finally:  # An interrupted torture prints its counts, too.
+        for part in left_out:
+            print(f"not played: {part}, which needs root")
+        if counts.seen:
+            print(f"\n{counts.table()}")
+        total = sum(each.total() for each in counts.seen.values())
+        killed = f", {len(failed)} violations by {KILLS}" if KILLS in wanted else ""
+        seconds = time.monotonic() - began
+        print(
+            f"torture, SEED={options.seed}: {total} cases in {seconds:.0f} s,"
+            f" {len(counts.bad)} bad{killed}",
+            flush=True,
+        )
+    sys.exit(1 if counts.bad or failed else 0)
+
+
+def _play(parts: Sequence[str], options: argparse.Namespace, counts: Counts) -> None:
+    """Play the cases of some parts."""
+    if not parts:
+        return
     lab, folder = open_lab(options.seed)
     with folder:
-        for part in wanted:
-            if part == KILLS or part in left_out:
-                continue
-            cases = list(PARTS[part](lab))
+        for part in parts:
+            cases = [case for case in PARTS[part](lab) if options.only in case.name]
             if options.cases is not None:
                 cases = lab.random(part).sample(cases, min(options.cases, len(cases)))
             print(f"{part}: {len(cases)} cases", flush=True)
             play(cases, counts)
-    if KILLS in wanted:
-        failed = kills.run(options.kills, options.seed)
-    if counts.seen:
-        print(f"\n{counts.table()}")
-    seconds = time.monotonic() - began
-    total = sum(each.total() for each in counts.seen.values())
-    for part in left_out:
-        print(f"not played: {part}, which needs root")
-    print(
-        f"torture, SEED={options.seed}: {total} cases in {seconds:.0f} s, {len(counts.bad)} bad;"
-        f" part {KILLS}: {len(failed) if KILLS in wanted else 'not played,'} violations"
-    )
-    sys.exit(1 if counts.bad or failed else 0)
 
 
 if __name__ == "__main__":

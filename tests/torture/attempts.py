@@ -65,13 +65,17 @@ class Attempt:
     """Whether the node keeps records."""
     fail_after: int = -1
     """Updates of this attempt after which its task fails; negative for never."""
+    copies: int | None = None
+    """Updates between two copies to memory. None for no copies."""
     job: str = JOB
     settings: dict[str, Any] = field(default_factory=dict)
 
     def request(self, home: Path) -> RunRequest:
         """Return the request of this attempt in a case's folder."""
         probe = PROBE | {"die_rank": 0, "die_after": self.fail_after, "die_how": "raise"}
-        checkpoint: dict[str, Any] = {"every_steps": EVERY, "keep": 2}
+        checkpoint: dict[str, Any] = {
+            "every_steps": EVERY, "keep": 2, "memory_every_steps": self.copies
+        }  # fmt: skip
         if self.volume:
             checkpoint["directory"] = str(home / RUN)
         settings = SETTINGS | {"task": probe, "checkpoint": checkpoint} | self.settings

@@ -17,8 +17,8 @@ from tests.torture.writes import ROWS
 
 pytestmark = pytest.mark.slow
 SAMPLE = {
-    "interruptions": 20, "power": 6, "errors": 20, "flips": 16, "files": 12, "writers": 4,
-    "ranks": 4, "clocks": 4, "hostile": 10,
+    "interruptions": 16, "power": 5, "errors": 16, "flips": 12, "files": 8, "writers": 3,
+    "ranks": 3, "clocks": 3, "hostile": 8,
 }  # fmt: skip
 """Number of cases by part."""
 KILLS = 5
@@ -31,6 +31,7 @@ def lab() -> Iterator[Lab]:
         yield opened
 
 
+@pytest.mark.timeout(900)
 def test_sample_of_all_faults_has_no_bad_outcome(lab: Lab) -> None:
     counts = Counts()
     play(sample(lab, SAMPLE), counts)
@@ -45,6 +46,7 @@ def test_another_user_cannot_touch_the_states_in_memory(lab: Lab) -> None:
     assert counts.bad == []
 
 
+@pytest.mark.timeout(900)
 def test_killed_runs_end_with_the_bits_of_an_undisturbed_one() -> None:
     assert kills.run(KILLS, int(os.environ.get("DDP_SEED") or "0")) == []
 

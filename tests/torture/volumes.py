@@ -32,7 +32,8 @@ def private_mounts() -> bool:
 
 def full(lab: Lab) -> Iterator[Case]:
     """Yield a save and a survivors' write to file systems of different sizes."""
-    for row, folder in ((ROWS[0], RUN), (ROWS[1], RECORDS), (ROWS[2], RECORDS)):
+    for row in (row for row in ROWS if not row.starts_only):
+        folder = RECORDS if row.act.memory else RUN
         for pages in range(LIMITS):
             yield Case("full file system", f"{row.name}: {pages} pages left",
                        partial(_full, lab, row, folder, pages))  # fmt: skip
@@ -40,7 +41,8 @@ def full(lab: Lab) -> Iterator[Case]:
 
 def read_only(lab: Lab) -> Iterator[Case]:
     """Yield attempts on a file system that is mounted read-only."""
-    for row, folder in ((ROWS[0], RUN), (ROWS[1], RECORDS), (ROWS[4], RECORDS), (ROWS[3], RUN)):
+    for row in ROWS:
+        folder = RECORDS if row.act.memory else RUN
         yield Case("read-only file system", f"{row.name}: {folder} is read-only",
                    partial(_read_only, lab, row, folder))  # fmt: skip
 

@@ -68,6 +68,7 @@ ROWS = (
         (_KEPT_ALONE,),
         Attempt(2, volume=False, fail_after=1),
     ),
+    Row("copies to memory", (_KEPT,), Attempt(2, fail_after=3, copies=1)),
     Row("a load from a volume", (_SAVED,), Attempt(2, memory=False), starts_only=True, power=True),
     Row("a load from memory", (_KEPT,), Attempt(2), starts_only=True),
     Row(
