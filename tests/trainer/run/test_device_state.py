@@ -114,7 +114,7 @@ def test_rank_whose_stream_waits_in_a_reduction_keeps_the_state_before_it(
 def test_state_is_not_read_before_its_update_has_ended(
     device: Device, tmp_path: Path, reason: str
 ) -> None:
-    run = opened(global_batch=5, epochs=1, task=FAILS)
+    run = opened(global_batch=5, epochs=1, task=FAILS, checkpoint={"memory_every_steps": None})
     run.records = tmp_path
     survivor = Survivor(run)
     begin_update = survivor.begin_update

@@ -14,7 +14,11 @@ from ddp_wire.contract import ExitCode
 from ddp_wire.records import ask_to_leave
 from tests.trainer.rank_processes import Gang, Launcher
 
-BASE = {"epochs": 3, "global_batch": 6, "checkpoint": {"every_steps": 5}}
+BASE = {
+    "epochs": 3,
+    "global_batch": 6,
+    "checkpoint": {"every_steps": 5, "memory_every_steps": None},
+}
 NOISY = {"samples": 37, "dropout": 0.3, "noise": 0.1}
 EMA = {"ema": {"decay": 0.9}, "clip_norm": 0.5}
 PARTS: dict[str, dict[str, Any]] = {

@@ -29,7 +29,7 @@ _ASSUMED_SECONDS = 86_400
 """Seconds of training with one failure, which are added to those of the run."""
 _MEASURED_SAVES = 5
 """Number of newest saves whose median is the cost of a save."""
-_NOTABLE = 1.2
+_NOTABLE = 2
 """Ratio of two intervals from which the change is reported."""
 _ENDS = frozenset({"stop", "summary", "complete"})
 """Types of events that end an attempt without a failure."""
