@@ -36,6 +36,10 @@ def script_job(name: str, script: str, **spec: Any) -> JSON:
     }
 
 
+EVERY_UPDATE = {"every_steps": 1, "format": "json"}
+"""Settings of a log from which the time of each update can be read."""
+
+
 def long_job(name: str = "digits", epochs: int = 60, **config: Any) -> JSON:
     """Return the sample with enough updates for a fault, and a checkpoint each 20 updates."""
     manifest = sample()

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.cluster.support import Job, long_job
+from tests.cluster.support import EVERY_UPDATE, Job, long_job
 from tests.fault_player import run_checks
 from tests.fault_player.faults import lose_node, restore_node
 from tests.fault_player.record import read_attempts
@@ -30,7 +30,7 @@ def lose_a_node(cluster: Cluster, namespace: str, *, with_operator: bool) -> Job
     """Return a job that has saved a checkpoint and lost one of its pods with its node."""
     there = operator_node(cluster)
     node = there if with_operator else next(n for n in cluster.node_names if n != there)
-    job = Job.apply(cluster, namespace, long_job(log={"every_steps": 1}))
+    job = Job.apply(cluster, namespace, long_job(log=EVERY_UPDATE))
     job.wait_for_checkpoint()
     assert {pod["spec"]["nodeName"] for pod in job.pods()} == set(cluster.node_names)
     lose_node(cluster, node)
@@ -76,7 +76,7 @@ def test_job_recovers_from_a_node_removed_from_the_cluster(
 
 @pytest.mark.sweep
 def test_eviction_by_the_api_uses_no_budget(cluster: Cluster, namespace: str) -> None:
-    job = Job.apply(cluster, namespace, long_job(log={"every_steps": 1}))
+    job = Job.apply(cluster, namespace, long_job(log=EVERY_UPDATE))
     saved = job.wait_for_checkpoint()
     metadata = {"name": "digits-1", "namespace": namespace}
     eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": metadata}

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ddp_trainer.checkpoint.format import PENDING, verify
-from tests.cluster.support import Job, long_job
+from tests.cluster.support import EVERY_UPDATE, Job, long_job
 from tests.fault_player import run_checks
 from tests.fault_player.faults import rank_process
 from tests.fault_player.record import read_attempts
@@ -111,7 +111,7 @@ def test_run_resumes_from_a_whole_checkpoint_after_kills_during_the_write(
     cluster: Cluster, namespace: str
 ) -> None:
     chance = random.Random(36)  # noqa: S311 (times of kills)
-    manifest = long_job(epochs=400, log={"every_steps": 1}, task={"width": 128})
+    manifest = long_job(epochs=400, log=EVERY_UPDATE, task={"width": 128})
     manifest["spec"]["maxRestarts"] = 100
     manifest["spec"]["checkpoint"] |= {"everySteps": 5}
     job = Job.apply(cluster, namespace, manifest)

@@ -39,7 +39,7 @@ def test_single_file_of_a_config_map_is_mounted(tmp_path: Path) -> None:
     ("volume", "sentence"),
     [
         ({"emptyDir": {}}, "spec.volumes: v needs a cluster"),
-        ({"configMap": {"name": "code", "items": []}}, "spec.volumes: v needs a cluster"),
+        ({"configMap": {"name": "code", "optional": True}}, "spec.volumes: v needs a cluster"),
         (
             {"configMap": {"name": "other"}},
             "spec.volumes: v needs a cluster, or the ConfigMap other in the same file",
