@@ -228,6 +228,18 @@ def test_snapshots_can_be_turned_off(tmp_path: Path, settings: dict[str, Any]) -
     assert list(tmp_path.iterdir()) == []
 
 
+def test_node_without_a_folder_in_memory_does_not_stop_the_others(
+    launcher: Launcher, folders: Folders
+) -> None:
+    nodes = json.dumps([str(folders.records), ""])
+    arguments = ["--task=sample_tasks:build", f"--config={json.dumps(BASE | {'task': NOISY})}"]
+    gang = launcher.call(
+        "rank_processes:run_node", [nodes, *arguments], world=2, **folders.variables(1)
+    )
+    assert gang.wait(PATIENCE) == [0, 0], gang.err(0)
+    assert len(folders.steps()) == 2
+
+
 def lines_about_memory(text: str) -> list[str]:
     return [line for line in text.splitlines() if "copied to memory" in line and "rank" in line]
 

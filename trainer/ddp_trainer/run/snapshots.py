@@ -71,9 +71,12 @@ class MemorySnapshots:
         self._run = run
         every = run.config.checkpoint.memory_every_steps
         self._every = every if isinstance(every, int) else None
-        self._folder = run.records if every is not None else None
+        self._enabled = every is not None and run.config.checkpoint.memory is not False
+        """Whether any rank may take snapshots. Equal on all ranks."""
+        self._folder = run.records
         self._keeper = Keeper(run.learner, run.task)
-        self._on = True
+        self._on = self._folder is not None
+        """Whether this rank can take snapshots. A node may have no folder."""
         self._splits = False
         """Whether each rank has a part of its own. Equal on all ranks."""
         self._next = run.position.step + 1
@@ -89,11 +92,11 @@ class MemorySnapshots:
         """Take a snapshot if one is due. Every rank must call this after each update."""
         run, learner = self._run, self._run.learner
         apart = learner.local_sgd is not None and learner.local_sgd.apart
-        if self._folder is None or run.position.step < self._next or apart:
+        if not self._enabled or run.position.step < self._next or apart:
             return
         learner.trace.enter(Activity.CHECKPOINT)
         with run.report.apart("checkpoint"), learner.gate:
-            self._exchange_and_take(self._folder)
+            self._exchange_and_take()
 
     def close(self) -> None:
         """Wait until the newest snapshot is complete, and end the watch."""
@@ -102,28 +105,28 @@ class MemorySnapshots:
             self._watch.end()
             self._watch = None
 
-    def _exchange_and_take(self, folder: Path) -> None:
+    def _exchange_and_take(self) -> None:
         start, step = time.perf_counter(), self._run.position.step
         self._finish()
         if self._watch is not None and self._watch.sentence:
             self._turn_off(self._watch.sentence)
         self._splits = divided_state(self._run, self._keeper).division != "whole"
-        reports = self._exchange(folder)
+        reports = self._exchange()
         on = [report.on for report in reports]
         if not any(on) or (self._splits and not all(on)):
-            self._turn_off("another rank has no memory for its part of the state")
-            self._folder = None
+            self._turn_off(None)
+            self._enabled = False
             return
         if self._taken is not None and self._postpone(reports):
             return
         if any(report.broken for report in reports):
             self._next = step + 1
             return
-        parts = self._parts() if self._on else []
+        parts = self._parts()
         if any(report.lacks_slots for report in reports):
-            self._allocate(folder, parts)
+            self._allocate(parts)
             start = time.perf_counter()
-        filled = self._fill(folder, parts) if self._on else []
+        filled = self._fill(parts)
         self._taken, self._next, self._cost = step, step + 1, time.perf_counter() - start
         self._thread = threading.Thread(target=self._publish, args=(filled,), daemon=True)
         self._thread.start()
@@ -138,23 +141,31 @@ class MemorySnapshots:
     def _parts(self) -> list[Prepared]:
         """Return the parts that this rank writes."""
         kinds = {name.rank for name in self._names()}
-        if not kinds:
+        if not kinds or not self._on:
             return []
-        return [one for one in parts_of(self._run, self._keeper) if one.part.rank in kinds]
+        try:
+            return [one for one in parts_of(self._run, self._keeper) if one.part.rank in kinds]
+        except ReportedError as error:
+            self._turn_off(str(error))
+            return []
 
-    def _exchange(self, folder: Path) -> list[_Report]:
+    def _exchange(self) -> list[_Report]:
         """Report to all ranks, and return the reports of all ranks."""
         count, seconds = self._updates()
         updates, passed = count - self._counted[0], seconds - self._counted[1]
         own = _Report(
             on=self._on,
             broken=is_broken(self._run.learner),
-            lacks_slots=self._on and any(slots.missing(folder, name) for name in self._names()),
+            lacks_slots=any(self._missing(name) for name in self._names()),
             cost=self._cost,
             update=passed / updates if updates else 0.0,
         )
         found = json_by_rank(asdict(own), self._run.learner.device)
         return [_Report(**document) for document in found]
+
+    def _missing(self, name: PartName) -> int:
+        """Return the number of slots to allocate on this rank for a part."""
+        return slots.missing(self._folder, name) if self._on and self._folder else 0
 
     def _updates(self) -> tuple[int, float]:
         """Return the number of measured updates of this attempt, and their seconds."""
@@ -186,26 +197,26 @@ class MemorySnapshots:
             f" update {update:.2g} s"
         )
 
-    def _allocate(self, folder: Path, parts: list[Prepared]) -> None:
+    def _allocate(self, parts: list[Prepared]) -> None:
         """Allocate the missing slots of all ranks, or turn snapshots off where they do not fit.
 
         Every rank must call this.
         """
-        run, ranks = self._run, self._run.ranks
+        run, ranks, folder = self._run, self._run.ranks, self._folder
         sizes = {one.part.name: slots.size_of(one.checkpoint.snapshot) for one in parts}
-        needed = sum(size * slots.missing(folder, name) for name, size in sizes.items())
+        needed = sum(size * self._missing(name) for name, size in sizes.items())
         totals = json_by_rank([needed, sum(sizes.values())], run.learner.device)
         first = ranks.rank - ranks.local_rank
         node = sum(need for need, _ in totals[first : first + ranks.local_world_size])
         reason = None
-        if ranks.local_rank == 0 and self._on:
+        if ranks.local_rank == 0 and self._on and folder is not None:
             # A save copies the whole state to the memory of rank 0.
             saved = sum(size for _, size in totals) if ranks.is_first else 0
             peak = room.past_peak() * ranks.local_world_size
             later = saved + peak if run.checkpoints.enabled else peak
             reason = room.shortage(folder, node, RESERVE_BYTES + later)
         reasons = json_by_rank(reason, run.learner.device)
-        if not self._on:
+        if not self._on or folder is None:
             return
         if reasons[first] is not None or (self._splits and any(reasons)):
             self._turn_off(reason)
@@ -221,12 +232,14 @@ class MemorySnapshots:
         if ranks.local_rank == 0 and self._watch is None:
             self._watch = MemoryWatch(folder)
 
-    def _fill(self, folder: Path, parts: list[Prepared]) -> list[tuple[MemorySlot, Prepared]]:
+    def _fill(self, parts: list[Prepared]) -> list[tuple[MemorySlot, Prepared]]:
         """Copy the state to slots."""
         filled: list[tuple[MemorySlot, Prepared]] = []
+        if not self._on or self._folder is None:
+            return filled
         try:
             for one in parts:
-                slot = slots.acquire(folder, one.part.name)
+                slot = slots.acquire(self._folder, one.part.name)
                 if slot is None:
                     raise FileNotFoundError("its memory was given back")
                 filled.append((slot, one))
@@ -261,7 +274,7 @@ class MemorySnapshots:
         """Take no more snapshots on this rank, and give their memory back.
 
         Args:
-            reason: Reason to print. None if another rank of the node prints it.
+            reason: Reason to print. None if another rank prints it.
         """
         if not self._on:
             return
