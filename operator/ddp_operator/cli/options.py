@@ -4,13 +4,12 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from ddp_operator.client.client import Client, connect, local
-from ddp_operator.client.errors import RequestError
-from ddp_operator.cluster.errors import NoClusterError
+if TYPE_CHECKING:
+    from ddp_operator.client.client import Client
 
 RUNS = Path("ddp-runs")
 """Folder of local runs, unless `--dir` names another one."""
@@ -25,7 +24,22 @@ class Place:
     local: bool
     home: Path | None
 
-    def client(self) -> Client:
+    def folder(self) -> Path | None:
+        """Return the folder of the runs of this machine, or None for a cluster.
+
+        Raises:
+            RequestError: Options for a cluster and for this machine are mixed.
+        """
+        from ddp_operator.client.errors import RequestError  # noqa: PLC0415 - as in `client`
+
+        if not self.local and self.home is None:
+            return None
+        if self.namespace is not None or self.context is not None:
+            sentence = "--local and --dir select this machine, -n and --context a cluster"
+            raise RequestError(f"{sentence}: give only one of them")
+        return self.home or RUNS
+
+    def client(self) -> "Client":
         """Return the client of a cluster, or of this machine.
 
         Without options, the jobs are those on the cluster of the kubeconfig.
@@ -34,11 +48,12 @@ class Place:
             RequestError: Options for a cluster and for this machine are mixed.
             NoClusterError: No cluster is configured.
         """
-        if self.local or self.home is not None:
-            if self.namespace is not None or self.context is not None:
-                sentence = "--local and --dir select this machine, -n and --context a cluster"
-                raise RequestError(f"{sentence}: give only one of them")
-            return local(self.home or RUNS)
+        # Imported here, because `--help` of a verb needs none of it.
+        from ddp_operator.client.client import connect, local  # noqa: PLC0415
+        from ddp_operator.cluster.errors import NoClusterError  # noqa: PLC0415
+
+        if (folder := self.folder()) is not None:
+            return local(folder)
         try:
             return connect(self.namespace, self.context)
         except NoClusterError as error:

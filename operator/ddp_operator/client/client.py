@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -52,14 +53,18 @@ class Client:
             RequestError: The job exists already, or the folder cannot be shipped.
             ClusterError: The API server refused the request, or did not answer.
         """
-        given = JobFile("the job", [dict(job)]) if isinstance(job, Mapping) else None
+        # The settings must not change the object of the caller.
+        given = JobFile("the job", [deepcopy(dict(job))]) if isinstance(job, Mapping) else None
         return self.submit_file(given or read_job_file(Path(str(job))), settings, code)
 
     def submit_file(
         self, file: JobFile, settings: Sequence[str] = (), code: str | Path | None = None
     ) -> Job:
         """Create the job of a file that was read already, and return it."""
+        named = file.names_namespace()
         manifest = file.checked(settings)
+        if not named:
+            del manifest["metadata"]["namespace"]
         maps = file.config_map_objects()
         if code is not None:
             read = read_code(Path(code))

@@ -86,6 +86,10 @@ class ClusterJobs:
         The pods wait for the ConfigMaps. If one cannot be created, the job is deleted again.
         """
         name = manifest["metadata"]["name"]
+        named = manifest["metadata"].get("namespace", self.namespace)
+        if named != self.namespace:
+            sentence = f"{name} names the namespace {named!r}, and ddpjob uses {self.namespace!r}"
+            raise RequestError(f"{sentence}: give -n {named}, or remove it from the job")
         metadata = {**manifest["metadata"], "namespace": self.namespace}
         maps = f"/api/v1/namespaces/{quote(self.namespace)}/configmaps"
         for one in config_maps:  # A refusal must not leave a job behind.

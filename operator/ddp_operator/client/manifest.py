@@ -50,6 +50,11 @@ class JobFile:
             raise InvalidJobError(f"{self.name}: {error}") from error
         return manifest
 
+    def names_namespace(self) -> bool:
+        """Return whether a DDPJob of the file names its namespace."""
+        metadata = [one.get("metadata") for one in self.objects if _kind(one) == KIND]
+        return any(isinstance(one, dict) and one.get("namespace") for one in metadata)
+
     def checked(self, settings: Sequence[str] = ()) -> Manifest:
         """Return the DDPJob of the file after all checks that need no cluster.
 

@@ -8,8 +8,8 @@ from ddp_operator.api.status import ConditionType, FailureStatus
 from ddp_operator.report.rows import message_of, state_of, time_left
 from ddp_wire.durations import duration_text
 
-LOCAL = " --local"
-"""Options that select the local runs in the default folder."""
+LOCAL = (" --local", " --dir ")
+"""Beginnings of the options that select the runs of this machine."""
 
 
 @dataclass(frozen=True)
@@ -108,8 +108,10 @@ def _failed(job: DDPJob, options: str) -> Why:
 
 def _invalid(job: DDPJob, options: str) -> Why:
     what = f"{job.metadata.name} cannot run: {message_of(job)}."
+    if options.startswith(LOCAL):
+        return Why(True, what, "Correct the manifest, and run it again.")
     edit = f"kubectl edit ddpjob {_at(job)}"
-    return Why(True, what, "Edit the job; it starts then.", edit if options != LOCAL else "")
+    return Why(True, what, "Edit the job; it starts then.", edit)
 
 
 def _suspended(job: DDPJob, options: str) -> Why:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ddp_operator.api.job import InvalidJobError
+from ddp_operator.api.job import DDPJob, InvalidJobError
 from ddp_operator.client import (
     ClusterError,
     NoSuchJobError,
@@ -16,6 +16,7 @@ from ddp_operator.client import (
     connect,
 )
 from ddp_operator.client.code import MOST_BYTES
+from ddp_operator.report.rows import state_of
 from tests.operator.client.jobs_api import JOBS, JobsApi, PodLog
 from tests.operator.report.support import job, progress
 from tests.operator.support import job_manifest
@@ -89,8 +90,18 @@ def test_submitted_job_is_created_with_its_settings() -> None:
     found = connect().submit(manifest, settings=["config.epochs=5", "nodes=3"])
     assert found.read().metadata.namespace == "team-a"
     assert found.read().spec.config == {"epochs": 5}
+    assert "nodes" not in manifest["spec"], "the caller's object is unchanged"
     with pytest.raises(RequestError, match="a DDPJob 'digits' exists already in the namespace"):
         connect().submit(manifest)
+
+
+def test_job_of_another_namespace_is_not_moved_silently(api: JobsApi) -> None:
+    manifest = {**job_manifest(), "metadata": {"name": "digits", "namespace": "team-b"}}
+    with pytest.raises(RequestError, match="names the namespace 'team-b', and ddpjob uses"):
+        connect().submit(manifest)
+    assert api.requests == []
+    connect("team-b").submit(manifest)
+    assert [one["metadata"]["namespace"] for one in connect("team-b").list()] == ["team-b"]
 
 
 def test_wrong_setting_of_the_loop_is_refused_before_any_request(api: JobsApi) -> None:
@@ -149,12 +160,15 @@ def test_wait_returns_the_ended_job_and_reports_each_change(api: JobsApi) -> Non
     found = running()
     api.put(found)
     seen: list[str] = []
-    timer = threading.Timer(0.5, finish, (api, found))
-    timer.start()
-    ended = connect().get("digits").wait(timeout=20, on_change=lambda one: seen.append(one.key[1]))
-    timer.join()
+
+    def change(job: DDPJob) -> None:
+        seen.append(state_of(job))
+        if len(seen) == 1:
+            finish(api, found)
+
+    ended = connect().get("digits").wait(timeout=60, on_change=change)
     assert ended.status.completion_time is not None
-    assert len(seen) == 2
+    assert seen == ["Running", "Completed"]
 
 
 def test_wait_ends_with_its_timeout(api: JobsApi) -> None:

@@ -146,3 +146,6 @@ def test_verbs_of_the_command_take_a_folder(tmp_path: Path) -> None:
     assert [one["metadata"]["name"] for one in json.loads(ended.stdout)["items"]] == ["digits"]
     ended = CliRunner().invoke(main, ["why", "digits", "--dir", str(tmp_path)])
     assert ended.stdout.splitlines()[-1] == f"  ddpjob resume digits --dir {tmp_path}"
+    page = tmp_path / "page.html"
+    ended = CliRunner().invoke(main, ["report", "digits", "--dir", str(tmp_path), "-o", str(page)])
+    assert (ended.exit_code, ended.stdout) == (0, f"{page}\n")

@@ -140,6 +140,13 @@ def test_job_of_another_controller_names_that_controller() -> None:
     assert "spec.managedBy names kueue.x-k8s.io/multikueue" in found.what
 
 
+def test_invalid_local_run_needs_no_kubectl() -> None:
+    conditions = [condition("Succeeded", "Unknown", "Invalid", "spec.config: unknown key")]
+    found = parse_job({**job_manifest(), "status": {"conditions": conditions}})
+    assert explain(found, options=" --dir x").command == ""
+    assert explain(found).command == "kubectl edit ddpjob digits -n team-a"
+
+
 @pytest.mark.parametrize("state", ["Completed", "Invalid", "Starting", "Pending", "Other"])
 def test_each_state_has_a_paragraph_and_a_command(state: str) -> None:
     found = why(state)
