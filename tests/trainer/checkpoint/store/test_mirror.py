@@ -25,6 +25,7 @@ from tests.trainer.checkpoint.store.memory import (
     content,
     object_store,
 )
+from tests.trainer.checkpoint.store.storm import Storm
 
 
 def name(step: int, attempt: int = 1) -> str:
@@ -401,3 +402,9 @@ def test_truncated_answers_are_read_again_and_never_accepted(tmp_path: Path) -> 
     with pytest.raises((OSError, BrokenCheckpointError)):
         fetch_newest(object_store(filesystem), tmp_path / "third", URL)
     assert not list((tmp_path / "third").iterdir())
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_faults_cause_no_silent_bad_load(tmp_path: Path, seed: int) -> None:
+    """A sample of `python -m tests.trainer.checkpoint.store.storm`."""
+    Storm(seed, tmp_path).rage()

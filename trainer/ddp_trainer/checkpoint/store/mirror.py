@@ -126,7 +126,7 @@ class Mirror:
             raise FencedError("the run's directory has no owner")
         claim = StoreClaim(self._target, self._own)
         claim.open()
-        both = set(self._source.list()) & set(self._target.list())
+        both = set(self._source.list()) & self._target.reindex()
         self._copied = {name for name in both if self._is_same(name)}
         self._claim = claim
         self._sweep()

@@ -146,10 +146,16 @@ class ObjectStore:
             ValueError: If it is larger than the limit.
             OSError: If the store fails.
         """
-        content = self.tried(lambda: self._filesystem.cat_file(self._path(file)))
+        path = self._path(file)
+
+        def read() -> bytes:
+            size = int(self._filesystem.info(path)["size"])
+            return self._range(path, 0, min(size, limit + 1))
+
+        content = self.tried(read)
         if len(content) > limit:
             raise ValueError(f"{file} has more than {limit} bytes")
-        return bytes(content)
+        return content
 
     def write_small(self, file: str, content: bytes) -> None:
         """Replace an object below the prefix, and read it again until it has the new content.
@@ -196,16 +202,17 @@ class ObjectStore:
         Raises:
             OSError: If the store fails, or returns fewer bytes.
         """
+        return self.tried(lambda: self._range(path, begin, end))
 
-        def read() -> bytes:
-            content = bytes(self._filesystem.cat_file(path, start=begin, end=end))
-            if len(content) != end - begin:
-                raise OSError(
-                    errno.EIO, f"the store returned {len(content)} of {end - begin} bytes", path
-                )
-            return content
-
-        return self.tried(read)
+    def _range(self, path: str, begin: int, end: int) -> bytes:
+        if begin == end:
+            return b""
+        content = bytes(self._filesystem.cat_file(path, start=begin, end=end))
+        if len(content) != end - begin:
+            raise OSError(
+                errno.EIO, f"the store returned {len(content)} of {end - begin} bytes", path
+            )
+        return content
 
     def tried(self, act: Callable[[], T]) -> T:
         """Return the result of a request. Try again after an error that may be over soon."""
@@ -243,6 +250,16 @@ class ObjectStore:
             return set()
         usable = isinstance(names, list) and all(isinstance(n, str) and "/" not in n for n in names)
         return set(names) if usable else set()
+
+    def reindex(self) -> set[str]:
+        """Write the names of all committed checkpoints to the index, and return them.
+
+        A process that ended between the commit and the index has left its checkpoint out.
+        """
+        names = set(self.list())
+        if names != self._index():
+            self._set_index(lambda _: names)
+        return names
 
     def _set_index(self, change: Callable[[set[str]], set[str]]) -> None:
         names = sorted(change(self._index()))
