@@ -253,6 +253,28 @@ def test_record_without_room_is_one_sentence(
     assert lines[0].startswith("rank 0: the state after update 2 was not kept in memory: it needs")
 
 
+@pytest.mark.parametrize("saves", [True, False])
+def test_stop_without_room_is_silent_if_a_checkpoint_is_saved(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    *,
+    saves: bool,
+) -> None:
+    monkeypatch.setattr(record_writer, "RESERVE_BYTES", 1 << 60)
+    directory = str(tmp_path / "run") if saves else None
+    checkpoint = {"directory": directory, "memory_every_steps": None}
+    run = opened(global_batch=5, max_steps=2, checkpoint=checkpoint)
+    run.records = tmp_path / "records"
+    run.records.mkdir()
+    survivor = Survivor(run)
+    loop(run, survivor)
+    with survivor.keeping():
+        pass
+    assert list(run.records.iterdir()) == []
+    assert ("was not kept in memory" in capsys.readouterr().err) != saves
+
+
 def test_records_that_differ_are_not_used(launcher: Launcher, folders: Folders) -> None:
     """Two folders stand for two nodes, of which one has changed a record."""
     arguments = ["--task=sample_tasks:build", f"--config={json.dumps(BASE)}"]

@@ -151,6 +151,8 @@ def _try_to_write(run: Run, folder: Path, keeper: Keeper, *, saves: bool) -> Non
     try:
         _write_parts(run, folder, keeper, saves=saves)
     except (OSError, ReportedError, NoRoomError) as error:
+        if saves and isinstance(error, NoRoomError):
+            return  # The checkpoint has the same state, so nothing is lost.
         step = run.position.step
         say(run, f"the state after update {step} was not kept in memory: {error}")
 
