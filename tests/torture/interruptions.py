@@ -18,7 +18,7 @@ _LENGTHS = (("once", 1), ("in a burst", 6), ("from then on", 10**9))
 def kills(lab: Lab) -> Iterator[Case]:
     """Yield a case for each point at which a process can be killed."""
     for row in ROWS:
-        for operation, how in operations.each(row.recorded(lab)):
+        for operation, how in operations.each(row.recorded(lab, reads=False)):
             yield Case("killed", f"{row.name}: {how} at {operation}",
                        partial(_kill, lab, row, operation, how))  # fmt: skip
 
@@ -26,7 +26,7 @@ def kills(lab: Lab) -> Iterator[Case]:
 def power_losses(lab: Lab) -> Iterator[Case]:
     """Yield a case for each operation before which the machine can lose power."""
     for row in (row for row in ROWS if row.power):
-        for operation in row.recorded(lab):
+        for operation in row.recorded(lab, reads=False):
             if operation.changes:
                 yield Case("power lost", f"{row.name}: power lost at {operation}",
                            partial(_kill, lab, row, operation, KILL, power=True))  # fmt: skip
@@ -48,7 +48,7 @@ def failures(lab: Lab) -> Iterator[Case]:
 def _kill(lab: Lab, row: Row, at: Operation, how: str, *, power: bool = False) -> str:
     """Kill a process at an operation, and return the verdict on the next start."""
     home = row.home(lab)
-    result = row.play(home, lambda now: how if now.number == at.number else None)
+    result = row.play(home, lambda now: how if now.number == at.number else None, reads=False)
     if result.hung:
         raise Bad("the killed process hangs")
     if power:

@@ -47,8 +47,8 @@ class Lab:
     home: Path
     seed: int
     right: dict[int, str] = field(default_factory=dict)
-    recordings: dict[str, list[Operation]] = field(default_factory=dict)
-    """File operations of an undisturbed attempt, by the name of its row."""
+    recordings: dict[tuple[str, bool], list[Operation]] = field(default_factory=dict)
+    """File operations of an undisturbed attempt, by the name of its row, with or without reads."""
     _templates: dict[str, Path] = field(default_factory=dict)
     _count: int = 0
 

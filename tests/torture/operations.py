@@ -82,7 +82,9 @@ def proceed(_: Operation) -> None:
     """Let each operation happen."""
 
 
-def run(act: Callable[[], str], home: Path, decide: Decide | None = None) -> Result:
+def run(
+    act: Callable[[], str], home: Path, decide: Decide | None = None, *, reads: bool = True
+) -> Result:
     """Fork a process that calls `act`, and wait for its end.
 
     Args:
@@ -90,10 +92,11 @@ def run(act: Callable[[], str], home: Path, decide: Decide | None = None) -> Res
         home: Folder of the case, whose subfolders count. The output of the process goes there, too.
         decide: Function that is called for each operation in the subfolders of `home`. Without it
             the process runs without a supervisor.
+        reads: Whether operations that read count, too. Opening a file always counts.
     """
     here, there = socket.socketpair()
     with here:
-        running = _fork(act, home, there if decide else None)
+        running = _fork(act, home, there if decide else None, reads=reads)
         there.close()
         try:
             if decide:
@@ -143,18 +146,27 @@ class Running:
         os.waitpid(self.pid, 0)
 
 
-def _fork(act: Callable[[], str], home: Path, channel: socket.socket | None) -> Running:
+def _fork(
+    act: Callable[[], str], home: Path, channel: socket.socket | None, *, reads: bool = True
+) -> Running:
     answers, answer = os.pipe()
     (home / "output.txt").write_text("")
     pid = os.fork()
     if pid == 0:
         os.close(answers)
-        _child(act, home, channel, answer)
+        _child(act, home, channel, answer, reads=reads)
     os.close(answer)
     return Running(pid, answers, home)
 
 
-def _child(act: Callable[[], str], home: Path, channel: socket.socket | None, answer: int) -> None:
+def _child(
+    act: Callable[[], str],
+    home: Path,
+    channel: socket.socket | None,
+    answer: int,
+    *,
+    reads: bool,
+) -> None:
     """Run `act` in the forked process, and end it."""
     code = 1
     try:
@@ -169,7 +181,7 @@ def _child(act: Callable[[], str], home: Path, channel: socket.socket | None, an
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         if channel is not None:
-            hand_over(channel)
+            hand_over(channel, reads=reads)
         text = act()
         os.write(answer, text.encode())
         code = 0

@@ -39,7 +39,7 @@ def ranks(lab: Lab) -> Iterator[Case]:
 
 
 def _changes(lab: Lab, row: Row) -> list[Operation]:
-    return [operation for operation in row.recorded(lab) if operation.changes]
+    return [operation for operation in row.recorded(lab, reads=False) if operation.changes]
 
 
 def _race(lab: Lab, other: Attempt, at: Operation) -> str:
@@ -51,7 +51,7 @@ def _race(lab: Lab, other: Attempt, at: Operation) -> str:
             result = operations.run(lambda: other.train(home), home)
             orderly(result)
 
-    orderly(_SAVE.play(home, decide))
+    orderly(_SAVE.play(home, decide, reads=False))
     verdict = lab.start(home, Attempt(4, memory=False))
     lab.clean(home)
     if verdict == REFUSED:
@@ -71,7 +71,7 @@ def _both(lab: Lab, row: Row, at: Operation, killed: bool) -> str:
         second.append(operations.spawn(act, apart))
         return operations.KILL if killed else None
 
-    result = row.play(home, decide)
+    result = row.play(home, decide, reads=False)
     other = second[0].wait()
     if not killed:
         orderly(result)

@@ -36,20 +36,21 @@ class Row:
             path.write_bytes(data)
         return home
 
-    def play(self, home: Path, decide: Decide | None) -> Result:
+    def play(self, home: Path, decide: Decide | None, *, reads: bool = True) -> Result:
         """Run the attempt."""
         act = self.act.start if self.starts_only else self.act.train
-        return operations.run(lambda: act(home), home, decide)
+        return operations.run(lambda: act(home), home, decide, reads=reads)
 
-    def recorded(self, lab: Lab) -> list[Operation]:
+    def recorded(self, lab: Lab, *, reads: bool = True) -> list[Operation]:
         """Return the file operations of the attempt when nothing disturbs it."""
-        if self.name not in lab.recordings:
+        key = (self.name, reads)
+        if key not in lab.recordings:
             home = self.home(lab)
-            result = self.play(home, operations.proceed)
+            result = self.play(home, operations.proceed, reads=reads)
             orderly(result)
             lab.clean(home)
-            lab.recordings[self.name] = result.operations
-        return lab.recordings[self.name]
+            lab.recordings[key] = result.operations
+        return lab.recordings[key]
 
     @property
     def next(self) -> Attempt:
