@@ -5,11 +5,13 @@ import errno
 import gc
 import io
 import os
+import resource
 import sys
 from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import BaseModel
 
 from ddp_trainer import train as train_
 from ddp_trainer.checkpoint import background
@@ -25,6 +27,7 @@ from ddp_trainer.run.saving import save
 from ddp_trainer.run.state import gather
 from ddp_trainer.run.writing import wait_until_out
 from ddp_trainer.stop import StopFlag
+from ddp_trainer.task import RunEnv, Weighted
 
 KINDS = ("model", "optimizer", "average", "compression", "buffers", "task")
 
@@ -89,3 +92,48 @@ def train_with_failing_part(given: list[str]) -> int:
 
     CheckpointManager.write_part = write_part  # type: ignore[method-assign,assignment]
     return main(["train", *arguments])
+
+
+def train_within_limit(argument: dict[str, Any]) -> int:
+    """Train with a limit of the memory that the process allocates beyond its imports.
+
+    Args:
+        argument: `limit` in bytes, and `arguments` of the command.
+    """
+    status = Path("/proc/self/status").read_text().splitlines()
+    (used,) = (int(line.split()[1]) << 10 for line in status if line.startswith("VmData:"))
+    limit = used + argument["limit"]
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+    return main(["train", *argument["arguments"]])
+
+
+class Bare(torch.nn.Module):
+    """A module that sets its first values only in its constructor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(6, 3))
+
+
+class BareConfig(BaseModel):
+    """No settings."""
+
+
+class BareTask:
+    """A task whose model cannot be deferred."""
+
+    def __init__(self, env: RunEnv) -> None:
+        self.train_data: list[int] = list(range(10))
+        self.eval_data = None
+        with env.deferred_weights():
+            self.model = Bare()
+
+    def loss(self, model: torch.nn.Module, batch: Any) -> Weighted:
+        """Return a loss, which no test reaches."""
+        del model
+        return Weighted(batch.sum(), 1)
+
+
+def build_without_values(_: BareConfig, env: RunEnv) -> BareTask:
+    """Return a task whose model cannot be deferred."""
+    return BareTask(env)

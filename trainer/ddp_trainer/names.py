@@ -1,8 +1,10 @@
 """Names of parameters and buffers in checkpoints."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 _COMPILED = "_orig_mod."
@@ -17,6 +19,32 @@ class NamedTensors(Protocol):
     def items(self) -> Iterable[tuple[str, Tensor]]:
         """Return names and tensors. Every rank must iterate over all tensors of a stream."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class TensorParts:
+    """A whole tensor that arrives in parts."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    parts: Iterator[tuple[int, Tensor]]
+    """Place of the first number of each part, and its numbers in the order of indices, in one
+    dimension."""
+
+
+def parts_of(saved: NamedTensors) -> Iterator[TensorParts]:
+    """Yield each tensor in parts: those of a stream in small ones, all others whole.
+
+    Every rank must iterate over all parts of all tensors.
+    """
+    parts: Callable[[], Iterator[TensorParts]] | None = getattr(saved, "parts", None)
+    if parts is not None:
+        yield from parts()
+        return
+    for name, tensor in saved.items():
+        whole = iter([(0, tensor.reshape(-1))])
+        yield TensorParts(name, tuple(tensor.shape), tensor.dtype, whole)
 
 
 def plain_name(name: str) -> str:

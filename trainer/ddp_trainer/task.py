@@ -7,6 +7,7 @@ function `build(cfg, env)` returns the task; `cfg` is an instance of the user's 
 import inspect
 import typing
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeGuard, runtime_checkable
@@ -71,6 +72,18 @@ class RunEnv:
     seed: int
     """Seed of the run, equal on all ranks. The trainer seeds the global generators before
     `build`."""
+    splits_model: bool = False
+    """Whether each rank will hold only a part of the model (fsdp2)."""
+
+    def deferred_weights(self) -> AbstractContextManager[object]:
+        """Return a context in which new modules get no memory for their weights yet.
+
+        So a model may be larger than the memory of one rank. With fsdp2 the trainer creates the
+        weights of one block after another, by the method `reset_parameters` of each module.
+        Otherwise the context has no effect. Only the model may be built in it: data would have no
+        values.
+        """
+        return torch.device("meta") if self.splits_model else nullcontext()
 
     def staged(self, source: str | Path) -> Path:
         """Copy a file or folder to this node's local disk, once per node, and return the copy.

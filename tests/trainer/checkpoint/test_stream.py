@@ -9,8 +9,12 @@ import torch
 from safetensors.torch import save_file
 
 from ddp_trainer.checkpoint import stream
+from ddp_trainer.checkpoint.format import MODEL
 from ddp_trainer.checkpoint.header import read_header
+from ddp_trainer.checkpoint.parts import stored_tensors
 from ddp_trainer.checkpoint.snapshot import Tensors
+from ddp_trainer.names import parts_of
+from ddp_trainer.parallel.dtensor import copy_parts
 from tests.trainer.rank_processes import Launcher
 from tests.trainer.update_probes import GPT, RESUME_CHUNK
 
@@ -53,6 +57,37 @@ def test_checkpoint_tensors_are_read_in_parts_of_a_limited_size(
         assert found[name].dtype == tensor.dtype
     assert max(reads) == 600
     assert all(size <= 100 for size in sorted(reads)[:-1])
+
+
+def test_large_tensors_of_a_checkpoint_are_read_in_ranges(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "CHUNK", 100)
+    tensors = {"a": torch.arange(10.0), "b": torch.rand(13, 7), "c": torch.rand(31).double()}
+    save_file(tensors, tmp_path / "model.safetensors")
+    index = {each.name: each for each in stored_tensors(tmp_path, MODEL, [MODEL])}
+    sizes: list[int] = []
+
+    def ranges(name: str, first: int, last: int) -> torch.Tensor:
+        numbers = stream.read_numbers(index[name], first, last)
+        sizes.append(numbers.nbytes)
+        return numbers
+
+    given = stream.TensorStream(
+        lambda names: {name: stream.read_stored(index[name]) for name in names},
+        [each.document() for each in index.values()],
+        CPU,
+        lambda act: act(),
+        ranges=ranges,
+    )
+    targets = {name: torch.full_like(tensor, -1) for name, tensor in tensors.items()}
+    targets["b"] = torch.full((7, 13), -1.0).t()  # Its memory is not in the order of indices.
+    for each in parts_of(given):
+        assert each.shape == tensors[each.name].shape
+        copy_parts(targets[each.name], each.parts)
+    assert all(targets[name].equal(tensor) for name, tensor in tensors.items())
+    assert len(sizes) == 7
+    assert max(sizes) <= 100
 
 
 @pytest.mark.slow

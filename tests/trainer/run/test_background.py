@@ -70,7 +70,7 @@ def test_required_checkpoint_replaces_one_that_a_stalled_volume_holds_up(
     gang.wait_until(lambda: any("left out" in text for text in warnings(gang)))
     gang.signal(1, signal.SIGTERM)
     assert gang.wait() == [85, 85], gang.err(0)
-    assert any("step-00000003.attempt-0 is given up" in text for text in warnings(gang))
+    assert any("the checkpoint of step 3 is given up" in text for text in warnings(gang))
     (step,) = saved(gang)
     assert step == gang.events("stop")[0]["steps"]
     assert committed(tmp_path) == [step]

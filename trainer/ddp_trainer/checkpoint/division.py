@@ -6,12 +6,10 @@ another, and each rank gets a part of that sequence, so that all ranks write abo
 of bytes. The ranks need no communication for it beyond the sizes of their own state.
 """
 
-import math
 from bisect import bisect_left
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
-from typing import Any
 
 from torch import Tensor
 
@@ -27,7 +25,7 @@ from ddp_trainer.checkpoint.snapshot import Snapshot
 from ddp_trainer.checkpoint.tensor_file import Piece
 from ddp_trainer.names import NamedTensors
 from ddp_trainer.parallel.compression import owner_of
-from ddp_trainer.parallel.dtensor import is_split, local
+from ddp_trainer.parallel.dtensor import first_number, is_split, local
 
 Pieces = dict[str, list[Piece]]
 """Pieces by the name of the whole file of their kind."""
@@ -105,13 +103,8 @@ def _is_own(file: str, name: str, rank: int, *, splits_optimizer: bool) -> bool:
 
 def _shard(name: str, tensor: Tensor) -> Piece | None:
     """Return this rank's rows of a split tensor. None if it is not split by rows over all ranks."""
-    split: Any = tensor
-    mesh = split.device_mesh
-    if mesh.ndim != 1 or not split.placements[0].is_shard(0):
-        return None
-    rows, part = tensor.shape[0], local(tensor)
-    begin = min(rows, -(-rows // mesh.size()) * mesh.get_local_rank())
-    return Piece(name, tuple(tensor.shape), part, begin * math.prod(tensor.shape[1:]))
+    begin = first_number(tensor)
+    return None if begin is None else Piece(name, tuple(tensor.shape), local(tensor), begin)
 
 
 def writers(own: Sequence[int], equal: int, part_bytes: int) -> list[int]:

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
 from ddp_trainer.checkpoint.contents import read_contents, read_index, verify_contents
 from ddp_trainer.checkpoint.format import (
@@ -43,7 +44,7 @@ from ddp_trainer.checkpoint.format import (
 )
 from ddp_trainer.checkpoint.parts import StoredTensor
 from ddp_trainer.checkpoint.snapshot import Checkpoint, Snapshot, Tensors
-from ddp_trainer.checkpoint.stream import TensorStream, read_stored
+from ddp_trainer.checkpoint.stream import TensorStream, read_numbers, read_stored
 from ddp_trainer.checkpoint.volume import Sleep, os_error, retried, volume_error
 from ddp_trainer.errors import InputError
 from ddp_trainer.ranks.collectives import on_rank
@@ -165,7 +166,10 @@ def receive(
         def source(names: list[str]) -> Tensors:
             return {name: read_stored(index[file][name]) for name in names}
 
-        return TensorStream(source, document["tensors"][file], device, read, src)
+        def ranges(name: str, first: int, last: int) -> Tensor:
+            return read_numbers(index[file][name], first, last)
+
+        return TensorStream(source, document["tensors"][file], device, read, src, ranges=ranges)
 
     snapshot = Snapshot(
         model=stream(MODEL),

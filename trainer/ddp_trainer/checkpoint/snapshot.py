@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from ddp_trainer.errors import InputError
-from ddp_trainer.names import NamedTensors, plain_name
-from ddp_trainer.parallel.dtensor import laid_out_like
-from ddp_trainer.parallel.layout import is_moment
+from ddp_trainer.names import NamedTensors, TensorParts, parts_of, plain_name
+from ddp_trainer.parallel.dtensor import copy_parts
+from ddp_trainer.parallel.layout import is_moment_of
 from ddp_trainer.saved_state import SavedState
 
 Tensors = dict[str, Tensor]
@@ -97,14 +97,14 @@ def put_model(model: nn.Module, saved: NamedTensors) -> None:
             f'checkpoint: tensor "{name}" is not in the {where}; the task must build the same model'
             " in every attempt"
         )
-    for full_name, tensor in saved.items():
-        name = plain_name(full_name)
+    for tensor in parts_of(saved):
+        name = plain_name(tensor.name)
         if tensor.shape != own[name].shape:
             raise InputError(
-                f'checkpoint: tensor "{name}" has shape {tuple(tensor.shape)}, but the model needs'
+                f'checkpoint: tensor "{name}" has shape {tensor.shape}, but the model needs'
                 f" {tuple(own[name].shape)}; the task must build the same model in every attempt"
             )
-        own[name].copy_(laid_out_like(tensor, own[name]))
+        copy_parts(own[name], tensor.parts)
 
 
 def put_optimizer(
@@ -132,16 +132,19 @@ def put_optimizer(
     params = {plain_name(name): param for name, param in model.named_parameters()}
     numbers = {name: number for number, name in _numbered(params.items(), optimizer).items()}
     state: dict[int, dict[str, Any]] = {}
-    for path, value in chain(tensors.items(), rest["state"].items()):
+    for path, value in chain(
+        ((tensor.name, tensor) for tensor in parts_of(tensors)), rest["state"].items()
+    ):
         key, _, name = plain_name(path).partition("/")
         if name not in params:
             raise InputError(
                 f'checkpoint: the optimizer state is for parameter "{name}", which is not in the'
                 " model"
             )
-        if name not in numbers:
-            continue  # The parameter belongs to another rank.
-        state.setdefault(numbers[name], {})[key] = _placed(key, value, params[name])
+        # A parameter without a number belongs to another rank.
+        placed = _placed(key, value, params[name], is_own=name in numbers)
+        if name in numbers:
+            state.setdefault(numbers[name], {})[key] = placed
     groups = own["param_groups"]
     if len(groups) != len(rest["groups"]):
         raise InputError(
@@ -153,9 +156,26 @@ def put_optimizer(
     optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 
-def _placed(key: str, value: Any, param: Tensor) -> Any:
-    """Return a state value in its parameter's layout, if both have the same number of elements."""
-    return laid_out_like(value, param.detach()) if is_moment(value, key, param) else value
+def _placed(key: str, value: Any, param: Tensor, *, is_own: bool) -> Any:
+    """Return a state value in its parameter's layout, if both have the same number of elements.
+
+    Args:
+        key: Name of the value.
+        value: The value, or a tensor in parts.
+        param: The parameter to which it belongs.
+        is_own: Whether this rank needs the value. Its parts are read in any case.
+    """
+    if not isinstance(value, TensorParts):
+        return value
+    if not is_own:
+        for _ in value.parts:
+            pass
+        return None
+    if is_moment_of(value.shape, key, param):
+        placed = torch.empty_like(param.detach(), dtype=value.dtype)
+        copy_parts(placed, value.parts)
+        return placed
+    return torch.cat([numbers for _, numbers in value.parts]).reshape(value.shape)
 
 
 def own_tensors(model: nn.Module) -> Tensors:

@@ -7,6 +7,7 @@ import errno
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch import Tensor
 from ddp_trainer.checkpoint.parts import StoredTensor
 from ddp_trainer.checkpoint.snapshot import Tensors
 from ddp_trainer.checkpoint.volume import os_error
+from ddp_trainer.names import TensorParts
 from ddp_trainer.ranks.collectives import broadcast, on_rank
 from ddp_wire.files import open_to_read
 
@@ -66,6 +68,8 @@ class TensorStream:
         device: torch.device,
         read: Read,
         src: int = 0,
+        *,
+        ranges: Callable[[str, int, int], Tensor] | None = None,
     ) -> None:
         """Prepare the stream without reading tensors.
 
@@ -76,8 +80,10 @@ class TensorStream:
             device: The run's device, for the broadcast.
             read: Function with which the rank makes each read.
             src: The rank that reads.
+            ranges: Function that reads some numbers of a tensor, as `read_numbers` does. Without
+                it, each tensor is read at once.
         """
-        self._source = source
+        self._source, self._ranges = source, ranges
         self._described = [Described.parse(document) for document in described]
         self._device = device
         self._read = read
@@ -102,24 +108,62 @@ class TensorStream:
         Raises:
             ReportedError: On every rank, if the rank cannot read the file.
         """
-        for chunk in _chunks(self._described):
-            tensors: Tensors = {}
+        for group in _chunks(self._described):
+            tensors = self._received(group)
+            for each in group:
+                yield each.name, tensors.pop(each.name)
 
-            def read_own(
-                names: list[str] = [each.name for each in chunk],  # noqa: B006 - read only
-                into: Tensors = tensors,
-            ) -> None:
-                into.update(self._read(lambda: self._source(names)))
+    def parts(self) -> Iterator[TensorParts]:
+        """Yield each tensor in parts of at most `CHUNK` bytes, equal on every rank.
 
-            on_rank(self._src, read_own, self._device)
-            for each in chunk:
-                yield each.name, self._sent(tensors.pop(each.name, None), each)
+        Every rank must iterate over all parts of each tensor.
+
+        Raises:
+            ReportedError: On every rank, if the rank cannot read the file.
+        """
+        for group in _chunks(self._described):
+            if self._ranges is not None and group[0].nbytes > CHUNK:
+                yield _parts(group[0], self._received_parts(group[0], self._ranges))
+                continue
+            tensors = self._received(group)
+            for each in group:
+                yield _parts(each, iter([(0, tensors.pop(each.name).reshape(-1))]))
+
+    def _received(self, group: list[Described]) -> Tensors:
+        """Return some tensors on every rank."""
+        names = [each.name for each in group]
+        tensors = self._read_on_rank(lambda: self._source(names))
+        return {each.name: self._sent(tensors.pop(each.name, None), each) for each in group}
+
+    def _received_parts(
+        self, whole: Described, ranges: Callable[[str, int, int], Tensor]
+    ) -> Iterator[tuple[int, Tensor]]:
+        count, step = torch.Size(whole.shape).numel(), CHUNK // whole.dtype.itemsize
+        for begin in range(0, count, step):
+            end = min(begin + step, count)
+            part = Described(whole.name, (end - begin,), whole.dtype)
+            found = self._read_on_rank(partial(_as_dict, ranges, whole.name, begin, end))
+            yield begin, self._sent(found.pop(whole.name, None), part)
+
+    def _read_on_rank(self, act: Act) -> Tensors:
+        """Call `act` on the rank that reads. Return an empty dictionary on the others."""
+        found: Tensors = {}
+        on_rank(self._src, lambda: found.update(self._read(act)), self._device)
+        return found
 
     def _sent(self, own: Tensor | None, described: Described) -> Tensor:
         tensor = described.empty() if own is None else own
         # As bytes, because gloo does not know all types of numbers.
         data = tensor.contiguous().reshape(-1).view(torch.uint8).to(self._device)
         return broadcast(data, self._src).cpu().view(described.dtype).reshape(described.shape)
+
+
+def _parts(described: Described, parts: Iterator[tuple[int, Tensor]]) -> TensorParts:
+    return TensorParts(described.name, described.shape, described.dtype, parts)
+
+
+def _as_dict(ranges: Callable[[str, int, int], Tensor], name: str, begin: int, end: int) -> Tensors:
+    return {name: ranges(name, begin, end)}
 
 
 def read_some(path: Path, names: list[str]) -> Tensors:
@@ -140,13 +184,30 @@ def read_stored(stored: StoredTensor) -> Tensor:
     Raises:
         OSError: If the volume fails, or a file has become shorter.
     """
+    return read_numbers(stored, 0, torch.Size(stored.shape).numel()).reshape(stored.shape)
+
+
+def read_numbers(stored: StoredTensor, first: int, last: int) -> Tensor:
+    """Read some numbers of a tensor, in the order of its indices.
+
+    Args:
+        stored: The tensor.
+        first: Place of the first number.
+        last: Place after the last number.
+
+    Raises:
+        OSError: If the volume fails, or a file has become shorter.
+    """
     dtype = getattr(torch, stored.dtype)
-    flat = torch.empty(torch.Size(stored.shape).numel(), dtype=dtype)
+    flat = torch.empty(last - first, dtype=dtype)
     into: memoryview = flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
     for span in stored.spans:
-        begin, end = (place * dtype.itemsize for place in (span.begin, span.begin + span.count))
-        read_into(span.path, span.position, into[begin:end])
-    return flat.reshape(stored.shape)
+        begin, end = max(first, span.begin), min(last, span.begin + span.count)
+        if begin < end:
+            position = span.position + (begin - span.begin) * dtype.itemsize
+            place = slice((begin - first) * dtype.itemsize, (end - first) * dtype.itemsize)
+            read_into(span.path, position, into[place])
+    return flat
 
 
 def read_into(path: Path, position: int, into: memoryview) -> None:

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from ddp_trainer.config import EmaConfig
-from ddp_trainer.names import NamedTensors, plain_name
-from ddp_trainer.parallel.dtensor import laid_out_like, local
+from ddp_trainer.names import NamedTensors, parts_of, plain_name
+from ddp_trainer.parallel.dtensor import copy_parts, local
 
 
 class Ema:
@@ -62,10 +62,12 @@ class Ema:
         """
         for name in self._average.keys() - {plain_name(name) for name in saved}:
             self._average[name].copy_(self._params[name].detach())
-        for full_name, tensor in saved.items():
-            average = self._average.get(plain_name(full_name))
+        for tensor in parts_of(saved):
+            average = self._average.get(plain_name(tensor.name))
             if average is not None:
-                average.copy_(laid_out_like(tensor, average))
+                copy_parts(average, tensor.parts)
+            for _ in tensor.parts:  # Every rank must read what remains.
+                pass
 
     @torch.no_grad()
     def _swap(self) -> None:

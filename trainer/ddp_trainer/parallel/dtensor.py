@@ -3,6 +3,8 @@
 The import of the class takes a second, which a run without split tensors saves.
 """
 
+import math
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -24,6 +26,44 @@ def whole(tensor: Tensor) -> Tensor:
     """Return the whole tensor. Every rank must call this function for a split tensor."""
     part: Any = tensor
     return part.full_tensor() if is_split(tensor) else tensor
+
+
+def copy_parts(target: Tensor, parts: Iterable[tuple[int, Tensor]]) -> None:
+    """Copy a whole tensor that arrives in parts into a tensor, which may be split by rows.
+
+    A rank needs memory for one part at a time, if its memory has the order of indices.
+
+    Args:
+        target: The tensor.
+        parts: Place of the first number of each part, and the numbers in the order of indices.
+            Together they are the whole tensor.
+    """
+    own = local(target)
+    begin = first_number(target)
+    if begin is None or not own.is_contiguous():
+        whole_tensor = torch.cat([numbers for _, numbers in parts]).reshape(target.shape)
+        target.copy_(laid_out_like(whole_tensor, target))
+        return
+    flat = own.detach().view(-1)
+    for place, numbers in parts:
+        first, last = max(begin, place), min(begin + len(flat), place + len(numbers))
+        if first < last:
+            flat[first - begin : last - begin].copy_(numbers[first - place : last - place])
+
+
+def first_number(tensor: Tensor) -> int | None:
+    """Return the place of this rank's first number in the whole tensor, in the order of indices.
+
+    Return None if the tensor is split in another way than by rows.
+    """
+    if not is_split(tensor):
+        return 0
+    split: Any = tensor
+    mesh = split.device_mesh
+    if mesh.ndim != 1 or not split.placements[0].is_shard(0):
+        return None
+    rows: int = min(tensor.shape[0], -(-tensor.shape[0] // mesh.size()) * mesh.get_local_rank())
+    return rows * math.prod(tensor.shape[1:])
 
 
 def laid_out_like(tensor: Tensor, pattern: Tensor) -> Tensor:

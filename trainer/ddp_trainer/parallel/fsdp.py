@@ -17,6 +17,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.nn.modules.batchnorm import _NormBase
 
 from ddp_trainer.parallel.blocks import repeated_blocks
+from ddp_trainer.parallel.deferred import create_weights, free_at_once, is_deferred
 from ddp_trainer.parallel.dtensor import is_split, laid_out_like, local, whole
 from ddp_trainer.parallel.layout import make_contiguous
 from ddp_trainer.parallel.objective import Objective
@@ -36,6 +37,8 @@ class FullySharded(Strategy):
         `find_unused_parameters` the whole model is one block. torch can split only contiguous
         weights.
         """
+        if self.device.type == "cpu" and is_deferred(objective.model):
+            free_at_once()
         make_contiguous(objective.model)
         mesh = init_device_mesh(self.device.type, (dist.get_world_size(),))
         blocks = repeated_blocks(objective.model)
@@ -57,7 +60,11 @@ class FullySharded(Strategy):
         return objective
 
     def _place(self, part: nn.Module) -> None:
-        """Move a module to the device and broadcast rank 0's values, except for split tensors."""
+        """Move a module to the device and broadcast rank 0's values, except for split tensors.
+
+        Weights that the task has deferred are created here, a block at a time.
+        """
+        create_weights(part, self.device)
         part.to(self.device)
         for tensor in (*part.parameters(), *part.buffers()):
             if not is_split(tensor):

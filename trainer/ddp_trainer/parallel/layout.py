@@ -57,7 +57,12 @@ def is_moment(value: object, name: str, param: Tensor) -> TypeGuard[Tensor]:
         name: Name of the value. `step` is a counter, even if the parameter is a single number.
         param: The parameter to which the state belongs.
     """
-    return isinstance(value, Tensor) and value.shape == param.shape and name != "step"
+    return isinstance(value, Tensor) and is_moment_of(value.shape, name, param)
+
+
+def is_moment_of(shape: tuple[int, ...], name: str, param: Tensor) -> bool:
+    """Return whether a state tensor of this shape belongs to each element of a parameter."""
+    return shape == param.shape and name != "step"
 
 
 @torch.no_grad()

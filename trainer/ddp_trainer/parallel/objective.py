@@ -22,7 +22,9 @@ class Objective(nn.Module):
         super().__init__()
         self.model = model
         self.loss = loss
-        device = next(model.parameters()).device
+        # The weights of a deferred model have no device yet.
+        devices = (param.device for param in model.parameters() if not param.is_meta)
+        device = next(devices, torch.device("cpu"))
         # Shape (1,), because the PowerSGD hook takes no tensor without dimensions.
         self.count_param = nn.Parameter(torch.zeros(1, dtype=torch.float32, device=device))
 

@@ -10,6 +10,7 @@ from ddp_trainer.config.credentials import credentials_warning
 from ddp_trainer.config.settings import check
 from ddp_trainer.errors import InputError
 from ddp_trainer.numerics.compiler import check_compiler
+from ddp_trainer.parallel.deferred import is_deferred
 from ddp_trainer.parallel.layout import copied_sentence, make_dense
 from ddp_trainer.ranks.environment import Ranks
 from ddp_trainer.seeds import derive_seed, seed_all
@@ -52,6 +53,7 @@ def build_task(
         local_world_size=ranks.local_world_size,
         device=device,
         seed=config.seed,
+        splits_model=config.parallel.strategy == "fsdp2" and ranks.world_size > 1,
     )
     seed_all(derive_seed(config.seed, "build"))
     task = check_task(build(settings, env), path)
@@ -64,6 +66,7 @@ def build_task(
         raise InputError(
             "config: checkpoint.keep_best requires evaluation data, but the task has none"
         )
+    _check_deferred(task, config)
     check_installed(config.log.trackers)
     if config.log.peak_tflops:
         # Raise its InputError here, before the rank opens the run.
@@ -72,6 +75,14 @@ def build_task(
     if sentence := credentials_warning(dumped):
         warn(sentence)
     return task, config.model_copy(update={"task": dumped})
+
+
+def _check_deferred(task: Task, config: RunConfig) -> None:
+    if config.init_from and is_deferred(task.model):
+        raise InputError(
+            "config: init_from cannot load weights into a model that was built within"
+            " env.deferred_weights(): build the model without that context"
+        )
 
 
 def document_of(path: str, config: RunConfig) -> dict[str, Any]:

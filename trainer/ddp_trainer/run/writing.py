@@ -301,28 +301,34 @@ def wait_until_out(run: Run, *, required: bool) -> bool:
         Whether a new checkpoint may be written.
     """
     device, process, start = run.learner.device, run.background.process, time.monotonic()
-    step = None
+    has_waited = False
     while True:
         poll(run)
         state = max(by_rank(process.state(), device))
         if state == background.IDLE:
             break
-        step = process.job.name if process.job is not None else step
         if state == background.TROUBLED:
             if not required:
                 run.checkpoints.postpone()
                 run.report.warn(
-                    f"the checkpoint of step {run.position.step} is left out, because {step} is"
-                    " not written yet"
+                    f"the checkpoint of step {run.position.step} is left out, because that of step"
+                    f" {run.background.step} is not written yet"
                 )
                 return False
             process.cancel()
             if run.ranks.is_first:
-                run.report.warn(f"{step} is given up, because it cannot be written in time")
+                run.report.warn(
+                    f"the checkpoint of step {run.background.step} is given up, because it cannot"
+                    " be written in time"
+                )
                 run.checkpoints.abandon(run.background.step)
             break
+        has_waited = True
         time.sleep(_POLL_SECONDS)
     waited = time.monotonic() - start
-    if waited > _NOTABLE_SECONDS:
-        run.report.note(f"training waited {waited:.1f} s until {step} was written")
+    if has_waited and waited > _NOTABLE_SECONDS:
+        run.report.note(
+            f"training waited {waited:.1f} s until the checkpoint of step {run.background.step} was"
+            " written"
+        )
     return True
