@@ -7,6 +7,7 @@ from enum import StrEnum
 from functools import cache
 from pathlib import Path
 
+from ddp_operator.cli.exit_codes import CommandCode
 from ddp_operator.cli.main import main as ddpjob
 from ddp_operator.runtime.settings import PREFIX, Settings
 from ddp_trainer.commands.main import COMMANDS
@@ -35,9 +36,9 @@ NO_VARIABLES = {
     "TCP_KEEPINTVL",
 }
 """Names of the C library, the kernel and safetensors that look like names of variables."""
-BY_LIBRARIES = {"KUBECONFIG", "HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY"}
+BY_LIBRARIES = {"HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY"}
 """Variables that only a library reads."""
-BY_PART = {"PET_…", "KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"}
+BY_PART = {"PET_…"}
 """Variables whose names the code composes from parts."""
 
 
@@ -92,7 +93,7 @@ def test_argparse_options_are_listed_as_users_type_them() -> None:
 def test_each_exit_code_is_listed_with_its_meaning() -> None:
     page = build_exit_codes_page()
     listed = {int(code) for code in re.findall(r"^\| (\d+) \|", page, re.MULTILINE)}
-    assert listed == {*ExitCode, 130, 137, 255}
+    assert listed == {*ExitCode, *CommandCode, 130, 137, 255}
     assert not re.search(r"\|  \|$", page, re.MULTILINE)
 
 

@@ -28,7 +28,8 @@ def build_cli_page() -> str:
 
 
 def _ddpjob() -> Iterator[str]:
-    context = click.Context(ddpjob, info_name="ddpjob")
+    # click remembers the help option of the first context of each command.
+    context = click.Context(ddpjob, info_name="ddpjob", **ddpjob.context_settings)
     yield "## ddpjob"
     yield ddpjob.help or ""
     for name in ddpjob.list_commands(context):

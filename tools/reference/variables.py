@@ -261,20 +261,26 @@ VARIABLES = {
         Variable(
             ("KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"),
             Access.READ,
-            "operator",
+            "operator, `ddpjob` in a pod",
             "Address of the API server. Kubernetes sets them.",
         ),
         Variable(
             ("HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY"),
             Access.READ,
-            "operator",
+            "operator, `ddpjob`",
             "Proxy in front of the API server, in capitals or small letters.",
         ),
         Variable(
             ("KUBECONFIG",),
             Access.READ,
-            "`ddpjob report`",
+            "`ddpjob`",
             "Files with the clusters and accounts of the user. Default: ~/.kube/config.",
+        ),
+        Variable(
+            ("KUBERNETES_EXEC_INFO",),
+            Access.SET,
+            "`ddpjob`, for the program of a kubeconfig that prints credentials",
+            "Version of the answer that `ddpjob` expects, and the cluster if the program wants it.",
         ),
         Variable(
             (
