@@ -3,9 +3,12 @@
 The ranks train in a control group with a memory limit, which the kernel enforces.
 """
 
+import contextlib
 import json
 import os
 import shutil
+import signal
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,7 +59,19 @@ def group() -> Iterator[Group]:
         path.rmdir()
         pytest.skip("the kernel does not measure the peak of a control group")
     yield Group(path, shown, f"memory.{limit}", f"memory.{peak}")
+    _empty(path)
     path.rmdir()
+
+
+def _empty(group: Path) -> None:
+    """Kill all processes of a group, and wait until they have ended."""
+    deadline = time.monotonic() + 20
+    while pids := (group / "cgroup.procs").read_text().split():
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+        assert time.monotonic() < deadline, f"still running: {pids}"
+        time.sleep(0.01)
 
 
 @pytest.fixture
@@ -94,6 +109,7 @@ def sentences(gang: Gang) -> list[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("burst", [0, 200])
 def test_no_limit_kills_a_run_that_would_live_without_snapshots(
     launcher: Launcher, group: Group, memory: Path, burst: int
