@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ddp_trainer.checkpoint.format import BrokenCheckpointError, CheckpointName, verify
-from ddp_trainer.checkpoint.store.outline import write_outline
-from ddp_trainer.checkpoint.store.urls import open_url
+from ddp_trainer.checkpoint.remote.outline import write_outline
+from ddp_trainer.checkpoint.remote.urls import open_url
 from ddp_trainer.config.addresses import is_url
 from ddp_trainer.errors import InputError
 from ddp_wire.contract import ExitCode

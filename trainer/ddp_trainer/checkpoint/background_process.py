@@ -27,7 +27,7 @@ from pydantic import BaseModel
 from ddp_trainer.checkpoint import assembly, retention
 from ddp_trainer.checkpoint.fence import Fence
 from ddp_trainer.checkpoint.format import CheckpointName
-from ddp_trainer.checkpoint.store.copying import Pace, RateLimit
+from ddp_trainer.checkpoint.remote.copying import Pace, RateLimit
 from ddp_trainer.config import CheckpointConfig
 from ddp_trainer.errors import FencedError
 from ddp_wire.processes import end_with_parent

@@ -14,9 +14,9 @@ from torch import nn
 from ddp_trainer.checkpoint.format import names_in
 from ddp_trainer.checkpoint.named_weights import Weights, WeightsError
 from ddp_trainer.checkpoint.reading import kept
+from ddp_trainer.checkpoint.remote import process
+from ddp_trainer.checkpoint.remote.fetching import local_copy
 from ddp_trainer.checkpoint.snapshot import Tensors, own_tensors
-from ddp_trainer.checkpoint.store import process
-from ddp_trainer.checkpoint.store.remote import local_copy
 from ddp_trainer.checkpoint.stream import TensorStream
 from ddp_trainer.checkpoint.volume import Sleep, retried, volume_error
 from ddp_trainer.checkpoint.weights import open_weights

@@ -29,8 +29,8 @@ from ddp_trainer.checkpoint.format import (
     read_json,
 )
 from ddp_trainer.checkpoint.interval import Interval, read_experience
+from ddp_trainer.checkpoint.remote import process
 from ddp_trainer.checkpoint.snapshot import Checkpoint
-from ddp_trainer.checkpoint.store import process
 from ddp_trainer.checkpoint.store.directory import replace_json
 from ddp_trainer.checkpoint.tensor_file import piece_parts
 from ddp_trainer.checkpoint.volume import Sleep, retried, volume_error

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ddp_trainer.checkpoint import load
 from ddp_trainer.checkpoint.format import CheckpointName
-from ddp_trainer.checkpoint.store.remote import Fetched
+from ddp_trainer.checkpoint.remote.fetching import Fetched
 from ddp_trainer.checkpoint.volume import Sleep
 from ddp_trainer.errors import ReportedError
 

@@ -64,7 +64,7 @@ def run(
         raise InputError(f"convert: unknown argument {rest[0]}")
     destination = Path(options.destination)
 
-    from ddp_trainer.checkpoint.store.remote import local_copy  # noqa: PLC0415 - imports pydantic
+    from ddp_trainer.checkpoint.remote.fetching import local_copy  # noqa: PLC0415 - imports pydantic
     from ddp_trainer.tools.conversion import FORMATS, convert  # noqa: PLC0415 - it imports torch
 
     target = options.to or FORMATS.get(destination.suffix)

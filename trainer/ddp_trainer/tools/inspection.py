@@ -28,8 +28,8 @@ from ddp_trainer.checkpoint.format import (
     CheckpointName,
     names_in,
 )
-from ddp_trainer.checkpoint.store.outline import write_outline
-from ddp_trainer.checkpoint.store.urls import open_url
+from ddp_trainer.checkpoint.remote.outline import write_outline
+from ddp_trainer.checkpoint.remote.urls import open_url
 from ddp_trainer.checkpoint.volume import Sleep, retried, volume_error
 from ddp_trainer.errors import InputError
 

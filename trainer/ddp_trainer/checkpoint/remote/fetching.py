@@ -16,11 +16,11 @@ from ddp_trainer.checkpoint.format import (
     BrokenCheckpointError,
     CheckpointName,
 )
+from ddp_trainer.checkpoint.remote.copying import copy_checkpoint, pieces
+from ddp_trainer.checkpoint.remote.objects import ObjectStore
+from ddp_trainer.checkpoint.remote.urls import open_url
 from ddp_trainer.checkpoint.store.base import Store
-from ddp_trainer.checkpoint.store.copying import copy_checkpoint, pieces
 from ddp_trainer.checkpoint.store.directory import DirectoryStore, PendingFolder
-from ddp_trainer.checkpoint.store.objects import ObjectStore
-from ddp_trainer.checkpoint.store.urls import open_url
 from ddp_trainer.checkpoint.volume import volume_error
 from ddp_trainer.config.addresses import is_url
 from ddp_trainer.errors import InputError, ReportedError

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from ddp_trainer.checkpoint.store import process
-from ddp_trainer.checkpoint.store.mirror import MirrorStatus
+from ddp_trainer.checkpoint.remote import process
+from ddp_trainer.checkpoint.remote.mirror import MirrorStatus
 from ddp_trainer.errors import InputError
-from tests.trainer.checkpoint.store.memory import URL, Run
+from tests.trainer.checkpoint.remote.memory import URL, Run
 
 
 def test_missing_package_is_one_sentence(tmp_path: Path) -> None:
@@ -33,7 +33,7 @@ def test_mirror_that_cannot_work_warns_once_and_does_not_delay_the_end(tmp_path:
 
 
 def test_process_ends_with_its_standard_input(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "ddp_trainer.checkpoint.store", "mirror", str(tmp_path), URL]
+    command = [sys.executable, "-m", "ddp_trainer.checkpoint.remote", "mirror", str(tmp_path), URL]
     done = subprocess.run(
         command, input="", capture_output=True, text=True, check=False, timeout=60
     )

@@ -1,8 +1,8 @@
 """The processes that access an object store, with low priority and without torch.
 
-    python -m ddp_trainer.checkpoint.store mirror DIRECTORY URL [--keep N] [--rate BYTES]
-    python -m ddp_trainer.checkpoint.store fetch DIRECTORY URL [--newer-than NAME] [--claim]
-    python -m ddp_trainer.checkpoint.store download DIRECTORY URL
+    python -m ddp_trainer.checkpoint.remote mirror DIRECTORY URL [--keep N] [--rate BYTES]
+    python -m ddp_trainer.checkpoint.remote fetch DIRECTORY URL [--newer-than NAME] [--claim]
+    python -m ddp_trainer.checkpoint.remote download DIRECTORY URL
 
 Rank 0 starts them, so that it needs no client library, whose threads a fork must not copy. Each
 line on standard output is a JSON document. `mirror` ends when standard input ends. The line
@@ -24,12 +24,12 @@ from typing import Any
 
 from ddp_trainer.checkpoint.fence import holder
 from ddp_trainer.checkpoint.format import BrokenCheckpointError, CheckpointName
-from ddp_trainer.checkpoint.store.claim import StoreClaim
-from ddp_trainer.checkpoint.store.copying import RateLimit
+from ddp_trainer.checkpoint.remote.claim import StoreClaim
+from ddp_trainer.checkpoint.remote.copying import RateLimit
+from ddp_trainer.checkpoint.remote.fetching import download, fetch_newest
+from ddp_trainer.checkpoint.remote.mirror import Mirror
+from ddp_trainer.checkpoint.remote.urls import open_url
 from ddp_trainer.checkpoint.store.directory import DirectoryStore
-from ddp_trainer.checkpoint.store.mirror import Mirror
-from ddp_trainer.checkpoint.store.remote import download, fetch_newest
-from ddp_trainer.checkpoint.store.urls import open_url
 from ddp_trainer.errors import FencedError, InputError, ReportedError
 from ddp_wire.contract import ExitCode
 from ddp_wire.processes import end_with_parent, raise_open_file_limit
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m ddp_trainer.checkpoint.store")
+    parser = argparse.ArgumentParser(prog="python -m ddp_trainer.checkpoint.remote")
     commands = parser.add_subparsers(dest="command", required=True)
     for name, run in (("mirror", _mirror), ("fetch", _fetch), ("download", _download)):
         command = commands.add_parser(name)

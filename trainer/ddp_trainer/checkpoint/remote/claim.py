@@ -9,7 +9,7 @@ import json
 
 from ddp_trainer.checkpoint.fence import FENCE, Claim, parse_claim, yields_to
 from ddp_trainer.checkpoint.format import LARGEST_MANIFEST, json_bytes
-from ddp_trainer.checkpoint.store.objects import ObjectStore
+from ddp_trainer.checkpoint.remote.objects import ObjectStore
 from ddp_trainer.errors import FencedError
 
 

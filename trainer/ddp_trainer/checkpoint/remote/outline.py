@@ -11,8 +11,8 @@ from pathlib import Path
 
 from ddp_trainer.checkpoint.format import MANIFEST, BrokenCheckpointError
 from ddp_trainer.checkpoint.header import LARGEST_HEADER
+from ddp_trainer.checkpoint.remote.copying import entries_of, pieces, read_manifest
 from ddp_trainer.checkpoint.store.base import Store
-from ddp_trainer.checkpoint.store.copying import entries_of, pieces, read_manifest
 
 _LENGTH = 8
 """Bytes of the length of a header."""

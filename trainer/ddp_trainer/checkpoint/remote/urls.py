@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from importlib.util import find_spec
 
-from ddp_trainer.checkpoint.store.objects import ObjectStore
+from ddp_trainer.checkpoint.remote.objects import ObjectStore
 from ddp_trainer.config.addresses import SCHEMES, check_url
 from ddp_trainer.errors import InputError
 

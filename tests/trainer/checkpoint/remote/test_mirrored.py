@@ -6,11 +6,11 @@ import pytest
 
 from ddp_trainer.checkpoint import load, mirrored
 from ddp_trainer.checkpoint.format import CheckpointName
+from ddp_trainer.checkpoint.remote.fetching import Fetched, fetch_newest
+from ddp_trainer.checkpoint.remote.mirror import Mirror
 from ddp_trainer.checkpoint.store.directory import DirectoryStore
-from ddp_trainer.checkpoint.store.mirror import Mirror
-from ddp_trainer.checkpoint.store.remote import Fetched, fetch_newest
 from ddp_trainer.errors import InputError, VolumeError
-from tests.trainer.checkpoint.store.memory import (
+from tests.trainer.checkpoint.remote.memory import (
     URL,
     FaultyFileSystem,
     Run,

@@ -6,8 +6,12 @@ from typing import Any
 
 from fsspec.implementations.memory import MemoryFileSystem
 
+from ddp_trainer.checkpoint.contents import verify_contents
 from ddp_trainer.checkpoint.manager import CheckpointManager
-from ddp_trainer.checkpoint.store.objects import ObjectStore
+from ddp_trainer.checkpoint.remote.fetching import fetch_newest
+from ddp_trainer.checkpoint.remote.mirror import Mirror
+from ddp_trainer.checkpoint.remote.objects import ObjectStore
+from ddp_trainer.checkpoint.store.directory import DirectoryStore
 from ddp_trainer.config import CheckpointConfig
 from tests.trainer.checkpoint.test_manager import whole
 
@@ -81,3 +85,29 @@ class Run:
 
 def content(folder: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+def name(step: int, attempt: int = 1) -> str:
+    return f"step-{step:08d}.attempt-{attempt}"
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def mirror_of(run: Run, filesystem: FaultyFileSystem, keep: int = 1) -> Mirror:
+    source = DirectoryStore(run.directory)
+    return Mirror(source, object_store(filesystem), keep=keep, sleep=lambda _: None)
+
+
+def restored(filesystem: FaultyFileSystem, folder: Path) -> str | None:
+    """Return the name of the newest checkpoint that another cluster gets, after its check."""
+    folder.mkdir()
+    fetched = fetch_newest(object_store(filesystem), folder, URL)
+    if fetched.name is not None:
+        verify_contents(folder / fetched.name)
+    return fetched.name

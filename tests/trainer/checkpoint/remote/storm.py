@@ -1,4 +1,4 @@
-"""Random faults on a mirror and on its readers: `python -m tests.trainer.checkpoint.store.storm`.
+"""Random faults on a mirror and on its readers: `python -m tests.trainer.checkpoint.remote.storm`.
 
 Each seed is one run that saves checkpoints. Requests fail, answers are cut, lists are out of date,
 and the mirror is killed at a random request. A reader must get a checkpoint bit for bit as it was
@@ -13,10 +13,10 @@ from collections import Counter
 from pathlib import Path
 
 from ddp_trainer.checkpoint.format import BrokenCheckpointError, CheckpointName
+from ddp_trainer.checkpoint.remote.fetching import fetch_newest
+from ddp_trainer.checkpoint.remote.mirror import Mirror
 from ddp_trainer.checkpoint.store.directory import DirectoryStore
-from ddp_trainer.checkpoint.store.mirror import Mirror
-from ddp_trainer.checkpoint.store.remote import fetch_newest
-from tests.trainer.checkpoint.store.memory import (
+from tests.trainer.checkpoint.remote.memory import (
     URL,
     FaultyFileSystem,
     Killed,

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import IO, Any
 
 from ddp_trainer.checkpoint.format import CheckpointName
-from ddp_trainer.checkpoint.store.mirror import MirrorStatus
-from ddp_trainer.checkpoint.store.remote import Fetched
+from ddp_trainer.checkpoint.remote.fetching import Fetched
+from ddp_trainer.checkpoint.remote.mirror import MirrorStatus
 from ddp_trainer.checkpoint.volume import volume_error
 from ddp_trainer.errors import InputError
 
-_COMMAND = [sys.executable, "-m", "ddp_trainer.checkpoint.store"]
+_COMMAND = [sys.executable, "-m", "ddp_trainer.checkpoint.remote"]
 ALARM_SECONDS = 900.0
 """Seconds behind from which the mirror warns, even without an error."""
 RESTART_SECONDS = 60.0

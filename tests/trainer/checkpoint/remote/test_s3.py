@@ -16,13 +16,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from ddp_trainer.checkpoint.remote.fetching import fetch_newest
 from ddp_trainer.checkpoint.store.directory import DirectoryStore
-from ddp_trainer.checkpoint.store.remote import fetch_newest
 from tests.harness import s3
 from tests.harness.s3 import Faults, Server
-from tests.trainer.checkpoint.store.memory import Run, content
+from tests.trainer.checkpoint.remote.memory import Run, content
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # Each process imports torch or s3fs.
 
 URL = "s3://bucket/team/run"
 
@@ -50,7 +50,7 @@ def server(running: Server, tmp_path: Path) -> Server:
 def store(
     command: str, folder: Path, environ: dict[str, str], *options: str, url: str = URL
 ) -> subprocess.CompletedProcess[str]:
-    arguments = [sys.executable, "-m", "ddp_trainer.checkpoint.store", command, str(folder), url]
+    arguments = [sys.executable, "-m", "ddp_trainer.checkpoint.remote", command, str(folder), url]
     given = "finish\n" if command == "mirror" else None
     return subprocess.run(
         [*arguments, *options], env=environ, input=given, capture_output=True, text=True,
@@ -61,7 +61,7 @@ def store(
 def mirrored(run: Run, environ: dict[str, str]) -> dict[str, object]:
     """Mirror a run's directory with the real process, and return the last status."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "ddp_trainer.checkpoint.store", "mirror", str(run.directory), URL],
+        [sys.executable, "-m", "ddp_trainer.checkpoint.remote", "mirror", str(run.directory), URL],
         env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert process.stdin
@@ -241,7 +241,7 @@ def test_killed_mirror_leaves_only_whole_checkpoints(server: Server, tmp_path: P
     for number, delay in enumerate((0.6, 1.0, 1.4, 1.8, 2.2, 2.6, 3.0, 4.0)):
         run.save(20 + number)
         process = subprocess.Popen(
-            [sys.executable, "-m", "ddp_trainer.checkpoint.store", "mirror", str(run.directory),
+            [sys.executable, "-m", "ddp_trainer.checkpoint.remote", "mirror", str(run.directory),
              URL], env=environ, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
         )  # fmt: skip
         time.sleep(delay)  # The moment of the kill, not a wait.

@@ -15,15 +15,15 @@ from typing import Any
 
 from ddp_trainer.checkpoint.fence import Claim, holder
 from ddp_trainer.checkpoint.format import BrokenCheckpointError, CheckpointName
-from ddp_trainer.checkpoint.store.claim import StoreClaim
-from ddp_trainer.checkpoint.store.copying import (
+from ddp_trainer.checkpoint.remote.claim import StoreClaim
+from ddp_trainer.checkpoint.remote.copying import (
     Pace,
     copy_checkpoint,
     entries_of,
     read_manifest,
 )
+from ddp_trainer.checkpoint.remote.objects import ObjectStore
 from ddp_trainer.checkpoint.store.directory import DirectoryStore
-from ddp_trainer.checkpoint.store.objects import ObjectStore
 from ddp_trainer.checkpoint.volume import Sleep
 from ddp_trainer.errors import FencedError
 

@@ -1,0 +1,1 @@
+"""Object stores: copies of checkpoints behind the run, and reads from another cluster."""
