@@ -22,7 +22,11 @@ def test_device_finishes_all_updates_before_a_save_and_an_evaluation(
         max_steps=6,
         global_batch=10,
         eval_every_steps=2,
-        checkpoint={"directory": str(tmp_path), "every_steps": 3},
+        checkpoint={
+            "directory": str(tmp_path),
+            "every_steps": 3,
+            "memory_every_steps": None,
+        },
     )
     enter = run.learner.trace.enter
 
