@@ -71,7 +71,8 @@ def _foreign(lab: Lab, kind: Kind, other: Attempt) -> str:
     theirs = lab.template(f"record of another job {other.settings}", other)
     for part in (theirs / RECORDS).glob("step-*"):
         shutil.copytree(part, home / RECORDS / part.name)
-    verdict = lab.start(home, kind.next)
+    (record,) = {part.name.partition(".rank-")[0] for part in (theirs / RECORDS).glob("step-*")}
+    verdict = lab.start(home, kind.next, planted=record)
     lab.clean(home)
     return verdict
 
