@@ -176,6 +176,8 @@ def _child(
         output = os.open(home / "output.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         os.dup2(output, 1)
         os.dup2(output, 2)
+        # pytest may have replaced them, and would get what the process prints.
+        sys.stdout, sys.stderr = (open(n, "w", closefd=False) for n in (1, 2))  # noqa: SIM115
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         limit = pages * os.sysconf("SC_PAGE_SIZE") + ADDRESS_SPACE
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
