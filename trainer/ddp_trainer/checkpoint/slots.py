@@ -189,12 +189,16 @@ def lend(folder: Path, name: PartName, target: Path, *, complete: bool) -> None:
 
 
 def discard(folder: Path) -> None:
-    """Delete all slots of this node except for the newest complete part of each kind."""
-    for path in folder.glob(f"{_SPARE}*"):
-        shutil.rmtree(path, ignore_errors=True)
-    names = _parts_in(folder)
-    newest = max((name.record for name in names), default=None)
-    records.remove(folder / str(name) for name in names if name.record != newest)
+    """Delete all slots of this node except for the newest complete part of each kind.
+
+    A memory file system that fails costs the copies, and never the run.
+    """
+    with contextlib.suppress(OSError):
+        for path in list(folder.glob(f"{_SPARE}*")):
+            shutil.rmtree(path, ignore_errors=True)
+        names = _parts_in(folder)
+        newest = max((name.record for name in names), default=None)
+        records.remove(folder / str(name) for name in names if name.record != newest)
 
 
 def _locked(path: Path) -> int | None:
