@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from ddp_wire import node_ranges
-from tests.cluster.support import ENDLESS_EPOCHS, Job, sample
+from tests.cluster.support import ENDLESS_EPOCHS, EVERY_UPDATE, Job, sample
 from tests.harness.cluster import Cluster
 from tests.harness.install import eventually
 
@@ -15,7 +15,7 @@ LIMITS = {"minNodes": 1, "startWaitSeconds": 5, "shrinkAfterSeconds": 2, "growAf
 def elastic_job(**limits: int) -> dict[str, Any]:
     """Return the sample as an elastic job with short limits and a run that outlasts the test."""
     manifest = sample("elastic")
-    manifest["spec"]["config"] |= {"epochs": ENDLESS_EPOCHS, "log": {"every_steps": 1}}
+    manifest["spec"]["config"] |= {"epochs": ENDLESS_EPOCHS, "log": EVERY_UPDATE}
     manifest["spec"]["checkpoint"] |= {"everySteps": 20}
     manifest["spec"]["elastic"] |= LIMITS | limits
     # Without a CPU request the kernel would prefer the control plane on the same cores.
