@@ -28,7 +28,7 @@ def elastic_job(**config: Any) -> dict[str, Any]:
         "nodes": 2,
         "elastic": {"minNodes": 1, "shrinkAfterSeconds": 1, "growAfterSeconds": 1},
         "task": "ddp_trainer.tasks.miniresnet:build",
-        "config": {"device": "cpu", "epochs": 100_000, "log": {"every_steps": 1}} | config,
+        "config": {"device": "cpu", "epochs": 100_000, "log": {"every_steps": 1, "format": "json"}} | config,
         "checkpoint": {"claimName": "shared", "everySteps": 10},
     }
     return {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": "elastic"}, "spec": spec}
