@@ -43,8 +43,8 @@ def values(found: list[dict[str, Any]]) -> list[float]:
     return [float(one["value"][1]) for one in found]
 
 
-ELASTIC_ONLY = "ddpjob_last_resize_seconds"
-"""Metric that only a job has whose size has changed."""
+NOT_OF_EVERY_JOB = ("ddpjob_last_resize_seconds", "ddp_train_mirror_")
+"""Beginnings of metrics that only a job has whose size has changed, or that has a mirror."""
 
 
 def empty_queries(prometheus: Prometheus, namespace: str) -> list[str]:
@@ -61,7 +61,7 @@ def empty_queries(prometheus: Prometheus, namespace: str) -> list[str]:
         f"{file.stem}: {query}"
         for file in files
         for query in queries(json.loads(file.read_text(encoding="utf-8")), given)
-        if ELASTIC_ONLY not in query
+        if not any(metric in query for metric in NOT_OF_EVERY_JOB)
     ]
     document = yaml.safe_load(RULES_FILE.read_text(encoding="utf-8"))
     rules = [rule for group in document["groups"] for rule in group["rules"] if "record" in rule]

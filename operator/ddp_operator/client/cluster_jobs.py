@@ -92,8 +92,14 @@ class ClusterJobs:
             raise RequestError(f"{sentence}: give -n {named}, or remove it from the job")
         metadata = {**manifest["metadata"], "namespace": self.namespace}
         maps = f"/api/v1/namespaces/{quote(self.namespace)}/configmaps"
+        exists = f"a {KIND} {name!r} exists already in the namespace {self.namespace!r}"
         for one in config_maps:  # A refusal must not leave a job behind.
-            self._asked(functools.partial(self._dry_run, maps, one))
+            try:
+                self._asked(functools.partial(self._dry_run, maps, one))
+            except ConflictError as error:
+                if self._has(name):  # Its ConfigMap exists, too, so only the job is named.
+                    raise RequestError(f"{exists}; delete it, or choose another name") from error
+                raise
         try:
             job = self._asked(
                 lambda: self._api.call(
@@ -101,8 +107,7 @@ class ClusterJobs:
                 )
             )
         except ConflictError as error:
-            sentence = f"a {KIND} {name!r} exists already in the namespace {self.namespace!r}"
-            raise RequestError(f"{sentence}; delete it, or choose another name") from error
+            raise RequestError(f"{exists}; delete it, or choose another name") from error
         owner = {"apiVersion": API_VERSION, "kind": KIND, "name": name, "uid": _uid(job)}
         for one in config_maps:
             body = {**one, "metadata": {**one["metadata"], "ownerReferences": [owner]}}
@@ -112,6 +117,14 @@ class ClusterJobs:
                 self.delete(name)
                 raise
         return job
+
+    def _has(self, name: str) -> bool:
+        """Return whether a job exists."""
+        try:
+            self.read(name)
+        except NoSuchJobError:
+            return False
+        return True
 
     def _dry_run(self, path: str, body: Json) -> Json:
         return self._api.call("POST", path, body=body, query={"dryRun": "All"})
