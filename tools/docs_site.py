@@ -41,7 +41,9 @@ def on_config(config: Any) -> Any:
 
 def on_files(files: Any, config: Any) -> Any:
     """Add the files outside of `docs/` that pages link to, directly or by way of such a file."""
-    from mkdocs.structure.files import File  # noqa: PLC0415 - only the site's environment has it
+    from mkdocs.structure.files import (  # type: ignore[import-not-found]  # noqa: PLC0415 - only the site's environment has it
+        File,
+    )
 
     for path in sorted(outside_files()):
         uri = str(OUTSIDE / path.relative_to(ROOT).as_posix())

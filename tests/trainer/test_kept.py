@@ -47,7 +47,7 @@ def script() -> str:
     for place in (BEGIN, BACKWARD, END, "TOTAL = 1000"):
         assert text.count(place) == 1
     text = text.replace("TOTAL = 1000", "TOTAL = 20").replace(BEGIN, BEGIN + PROBE)
-    return text.replace(BACKWARD, FAULT + BACKWARD).replace(END, LAST + END)
+    return str(text.replace(BACKWARD, FAULT + BACKWARD).replace(END, LAST + END))
 
 
 class Folders:

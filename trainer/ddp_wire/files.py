@@ -120,9 +120,11 @@ def read_file(path: Path, limit: int | None = None) -> bytes:
         OSError: If the volume fails.
     """
     with os.fdopen(open_to_read(path), "rb") as file:
-        if limit is not None and os.fstat(file.fileno()).st_size > limit:
+        size = os.fstat(file.fileno()).st_size
+        if limit is not None and size > limit:
             raise ValueError(f"{path} has more than {limit} bytes")
-        return file.read(limit)
+        # A read reserves as much memory as it may return.
+        return file.read() if limit is None else file.read(min(limit, size))
 
 
 def open_to_read(path: Path) -> int:

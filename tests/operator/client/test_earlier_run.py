@@ -18,12 +18,12 @@ from ddp_operator.api.status import (
 from ddp_operator.cli.endings import interrupt_sentence, stop_sentence
 from ddp_operator.client.earlier_run import (
     KILLED,
-    EarlierRun,
     finished_before,
     first_state,
     run_directory,
     stopped,
 )
+from ddp_operator.client.run_folder import EarlierRun
 from ddp_operator.cluster.base import Manifest
 from ddp_operator.reconcile.decide import decide
 from ddp_operator.reconcile.world import World

@@ -94,7 +94,9 @@ def test_unusable_history_is_no_experience(tmp_path: Path, kind: str) -> None:
 
 def test_failures_of_earlier_attempts_shorten_the_interval(tmp_path: Path) -> None:
     costs = [(n, "checkpoint", 1000.0 * n + 5, {"seconds": 2.0}) for n in range(8)]
-    starts = [(n, "start", 1000.0 * n, {}) for n in range(8)]
+    starts: list[tuple[int, str, float, dict[str, float]]] = [
+        (n, "start", 1000.0 * n, {}) for n in range(8)
+    ]
     parts = [part for pair in zip(starts, costs, strict=True) for part in pair]
     (tmp_path / HISTORY_FILE).write_text(events(*parts))
     manager = CheckpointManager(CheckpointConfig(directory=str(tmp_path)))

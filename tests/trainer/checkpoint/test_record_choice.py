@@ -101,7 +101,7 @@ def test_parts_with_other_weights_are_not_used() -> None:
 
 
 def test_lost_part_that_a_rule_replaces_is_a_warning() -> None:
-    own = {"division": "own", "world_size": 3, "residues": True, "buffers": True}
+    own: dict[str, Any] = {"division": "own", "world_size": 3, "residues": True, "buffers": True}
     found = [part(6, writer=2, **own), part(6, 2, **own)]
     record, warnings = chosen(found)
     assert record == "step-00000006.attempt-1"

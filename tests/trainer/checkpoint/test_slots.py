@@ -8,7 +8,7 @@ import torch
 
 from ddp_trainer.checkpoint import record_writer, records, slots
 from ddp_trainer.checkpoint.format import MODEL
-from ddp_trainer.checkpoint.records import Part
+from ddp_trainer.checkpoint.records import Division, Part
 from ddp_trainer.checkpoint.snapshot import Checkpoint, Snapshot
 from ddp_trainer.saved_state import SavedConfig, SavedState
 
@@ -27,7 +27,7 @@ def content(step: int, size: int = SIZE) -> Checkpoint:
 
 
 def part(step: int, rank: int | None = None) -> Part:
-    division = "whole" if rank is None else "all"
+    division: Division = "whole" if rank is None else "all"
     return Part(step=step, attempt=1, rank=rank, writer=0, world_size=2, division=division)
 
 

@@ -1,13 +1,16 @@
 """Tests of the state of a run on a device, with events that stand for those of a GPU."""
 
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from ddp_trainer.checkpoint import record_writer
 from ddp_trainer.run import device_state, survivors
 from ddp_trainer.run.device_state import DeviceState, keeps_state, why_not_kept
 from ddp_trainer.run.survivors import Survivor
@@ -75,11 +78,14 @@ def names(folder: Path) -> list[str]:
 def test_state_is_read_in_a_stream_of_its_own(
     device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    written = survivors.write
+    write = record_writer.write
     inside: list[bool] = []
-    monkeypatch.setattr(
-        survivors, "write", lambda *given: inside.append(device.in_stream) or written(*given)
-    )
+
+    def watched(*given: Any) -> bool:
+        inside.append(device.in_stream)
+        return write(*given)
+
+    monkeypatch.setattr(survivors, "write", watched)
     run = opened(global_batch=5, epochs=1, task=FAILS)
     run.records = tmp_path
     with pytest.raises(RuntimeError, match="the probe must fail"):
@@ -93,7 +99,7 @@ def test_rank_whose_stream_waits_in_a_reduction_keeps_the_state_before_it(
 ) -> None:
     """Each update has three events: its begin, the end of its reductions, and its end."""
     codes: list[int] = []
-    monkeypatch.setattr(survivors.os, "_exit", codes.append)
+    monkeypatch.setattr(os, "_exit", codes.append)
     run = opened(global_batch=5, epochs=1, task={"samples": 50})
     run.records = tmp_path
     survivor = Survivor(run)

@@ -25,7 +25,9 @@ def tensors(folder: Path, file: str) -> dict[str, Tensor]:
 
 
 def messages(gang: Gang, kind: str) -> list[str]:
-    return [event["message"] for event in gang.events(kind)]
+    """Return the messages, except for those about the interval of checkpoints."""
+    found = [event["message"] for event in gang.events(kind)]
+    return [message for message in found if "checkpoint.every_seconds: auto" not in message]
 
 
 def trained(
