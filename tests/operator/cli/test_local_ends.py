@@ -12,8 +12,7 @@ from rich.console import Console
 from ddp_operator.api.status import FailureStatus
 from ddp_operator.cli import local_run
 from ddp_operator.cli.local_run import LocalRun, run_locally
-from ddp_operator.client.earlier_run import EarlierRun
-from ddp_operator.client.run_folder import JOB_FILE, load_job
+from ddp_operator.client.run_folder import JOB_FILE, EarlierRun, load_job
 from tests.operator.client.test_earlier_run import CHECKPOINT, completed_job, document
 from tests.operator.support import NOW, active_job, job_manifest
 

@@ -14,7 +14,7 @@ import pytest
 
 from ddp_trainer.checkpoint import records, room
 from ddp_trainer.errors import ReplicasDifferError
-from ddp_trainer.run import snapshots
+from ddp_trainer.run.memory_watch import MemoryWatch
 from ddp_trainer.run.snapshots import MemorySnapshots, every_updates
 from ddp_trainer.run.survivors import Survivor
 from ddp_trainer.train import loop
@@ -265,7 +265,7 @@ def test_slots_are_deleted_when_memory_runs_short(
 ) -> None:
     left = {"the memory file system": 1 << 40}
     monkeypatch.setattr(room, "free", lambda _: left)
-    monkeypatch.setattr(snapshots.MemoryWatch, "_may_be_low", lambda _: True)
+    monkeypatch.setattr(MemoryWatch, "_may_be_low", lambda _: True)
     run = opened(global_batch=5, epochs=6, checkpoint={"memory_every_steps": 2},
                  task={"forward_seconds": 0.01})  # fmt: skip
     run.records = tmp_path

@@ -148,7 +148,9 @@ def test_run_that_stops_on_request_keeps_the_state_of_its_checkpoint(
     for file in saved.glob("*.safetensors"):
         assert file.read_bytes() == (record / file.name).read_bytes()
     shutil.rmtree(folders.broken)  # The next attempt does not need the volume.
-    step = CheckpointName.parse(record.name).step
+    parsed = CheckpointName.parse(record.name)
+    assert parsed is not None
+    step = parsed.step
     last = launcher.train(*arguments, f"--max_steps={step + 1}", world=2, **folders.variables(2))
     assert last.wait() == [0, 0], last.err(0)
     assert resumed(last) == [step]

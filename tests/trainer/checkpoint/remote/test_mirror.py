@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,7 +41,8 @@ def killer(at: int, *, torn: bool) -> Callable[[str, str], None]:
         if request in {"write", "delete"} and next(writes) == at:
             if torn and request == "write":
                 filesystem = FAULTY[0]
-                with filesystem.__class__.__mro__[1]._open(filesystem, path, "wb") as file:
+                plain: Any = filesystem.__class__.__mro__[1]
+                with plain._open(filesystem, path, "wb") as file:
                     file.write(b'{"fi')
             raise Killed
 
