@@ -148,6 +148,18 @@ def end(state: Any, error: BaseException, *, inside: bool = False) -> None:
             raise error
 
 
+def test_state_of_another_job_is_not_used(
+    memory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DDP_JOB_UID", "one")
+    assert kept_after(RuntimeError()) is not None
+    monkeypatch.setenv("DDP_JOB_UID", "other")
+    assert report.kept() is None
+    path = memory / "step-00000008.attempt-2"
+    sentence = f"the state in memory at {path} is not used: another job wrote it"
+    assert sentence in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("error", [RuntimeError(), SystemExit(report.STOPPED)], ids=repr)
 def test_kept_returns_the_state_with_its_step(memory: Path, error: BaseException) -> None:
     found = kept_after(error)

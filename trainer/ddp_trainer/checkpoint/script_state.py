@@ -73,7 +73,9 @@ def write_state(folder: Path, part: Part, state: Any) -> int | None:
     return size if write_part(folder, part, size, fill) else None
 
 
-def find_state(folder: Path | None, ranks: Ranks, device: torch.device) -> tuple[int, Any] | None:
+def find_state(
+    folder: Path | None, ranks: Ranks, device: torch.device, *, job: str = ""
+) -> tuple[int, Any] | None:
     """Return the newest state of all nodes and its update, equal on all ranks. None without one.
 
     Every rank must call this.
@@ -82,9 +84,10 @@ def find_state(folder: Path | None, ranks: Ranks, device: torch.device) -> tuple
         folder: Folder of this node's records. None if the node has none.
         ranks: This process's rank.
         device: Device of the process group.
+        job: Uid of the job. The state of another job is not used.
     """
     index, count = ranks.local_rank, ranks.local_world_size
-    own = records.find(folder, index, count, check=_checked, warn=_say) if folder else []
+    own = _found(folder, index, count, job) if folder else []
     documents = json_by_rank([part.model_dump() for part in own], device)
     found = [[Part.model_validate(part) for part in parts] for parts in documents]
     choice, warnings = choose(found, Age())
@@ -98,6 +101,10 @@ def find_state(folder: Path | None, ranks: Ranks, device: torch.device) -> tuple
         return None
     path = (folder or Path()) / str(choice.record)
     return choice.record.step, _received(path, device, choice.common.holder)
+
+
+def _found(folder: Path, index: int, count: int, job: str) -> list[Part]:
+    return records.find(folder, index, count, job=job, check=_checked, warn=_say)
 
 
 def _received(path: Path, device: torch.device, src: int) -> Any:

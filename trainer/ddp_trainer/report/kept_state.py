@@ -28,7 +28,8 @@ def open_keeper(state: Callable[[], Any], step: int) -> "StateKeeper | None":
     except InputError as error:
         warn(f"the state is not kept in memory: {error}")
         return None
-    return StateKeeper(state, step, Path(folder), attempt, ranks)
+    job = os.environ.get(Env.JOB_UID, "")
+    return StateKeeper(state, step, Path(folder), attempt=attempt, ranks=ranks, job=job)
 
 
 def read_kept() -> tuple[int, Any] | None:
@@ -51,7 +52,8 @@ def read_kept() -> tuple[int, Any] | None:
     if ranks.world_size > 1 and not is_joined():
         warn("kept must be called after init_process_group, so no state in memory is used")
         return None
-    return find_state(Path(folder), ranks, torch.device(group_device()))
+    job = os.environ.get(Env.JOB_UID, "")
+    return find_state(Path(folder), ranks, torch.device(group_device()), job=job)
 
 
 def group_device() -> str:

@@ -34,7 +34,14 @@ class StateKeeper:
     """Writer of a script's state."""
 
     def __init__(
-        self, state: Callable[[], Any], step: int, folder: Path, attempt: int, ranks: Ranks
+        self,
+        state: Callable[[], Any],
+        step: int,
+        folder: Path,
+        *,
+        attempt: int,
+        ranks: Ranks,
+        job: str = "",
     ) -> None:
         """Keep a state, from the call of `keeping` on.
 
@@ -44,7 +51,9 @@ class StateKeeper:
             folder: Folder of the node's records.
             attempt: Number of this attempt.
             ranks: This process's rank.
+            job: Uid of the job.
         """
+        self._job = job
         self._state, self._step, self._first = state, step, step
         self._folder, self._attempt, self._ranks = folder, attempt, ranks
         self._gate = Gate()
@@ -126,6 +135,7 @@ class StateKeeper:
             rank=None,
             writer=ranks.rank,
             world_size=ranks.world_size,
+            job=self._job,
         )
 
 
