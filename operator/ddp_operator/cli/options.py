@@ -60,6 +60,24 @@ class Place:
             raise NoClusterError(f"{error}; --local selects the runs of this machine") from error
 
 
+def job_file_options(verb: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the argument FILE and the option `--set`. The verb gets them as `file` and `settings`."""
+
+    @click.argument("file", type=click.Path(path_type=Path, allow_dash=True))
+    @click.option(
+        "--set",
+        "settings",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="Set a field of the spec, for example config.epochs=5. Can be repeated.",
+    )
+    @functools.wraps(verb)
+    def wrapped(*args: Any, **given: Any) -> Any:
+        return verb(*args, **given)
+
+    return wrapped
+
+
 def place_options(verb: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options that select a cluster or this machine. The verb gets them as `place`."""
 

@@ -39,6 +39,30 @@ def test_events_are_found_among_other_lines_of_a_log() -> None:
     assert found.skipped == 0
 
 
+TEXT_LOG = b"""\
+ddp-agent: attempt 1: torchrun --nnodes=2
+[rank 0] 2026-11-25T03:56:40Z [attempt 1] start: 2 ranks on cpu, ddp, 100 updates of 8 samples
+[rank 1] 2026-11-25T03:56:49Z [attempt 1] rank 1: step 9 of 100: loss 9, lr 0.1, 500 samples/s
+[rank 0] 2026-11-25T03:56:50Z [attempt 1] step 10 of 100: loss 0.5, lr 0.1, 500 samples/s, 9 s left
+[rank 0] 2026-11-25T03:57:01Z [attempt 1] checkpoint of step 20 in 1.5 s: /c
+[rank 0] 2026-11-25T03:57:20Z [attempt 2] start: 2 ranks on cpu, ddp, 100 updates of 8 samples
+[rank 0] 2026-11-25T03:57:20Z [attempt 2] resumed at step 20 of 100
+[rank 0] 2026-11-25T03:57:32Z [attempt 2] evaluation at step 30: accuracy 0.75 (2 s)
+[rank 0] 2026-11-25T03:57:33Z [attempt 2] summary: 30 of 100 updates, 240 samples in 3 s
+"""
+
+
+def test_events_are_read_from_a_log_of_text_lines() -> None:
+    found = history(*TEXT_LOG.splitlines(keepends=True))
+    assert [(one.number, one.world_size) for one in found.attempts] == [(1, 2), (2, 2)]
+    assert found.attempts[1].resumed_from == 20
+    assert found.attempts[1].last_event == "summary"
+    assert [(p.time - START, p.step, p.loss, p.rate) for p in found.points] == [(10, 10, 0.5, 500)]
+    assert [(s.step, s.seconds) for s in found.saves] == [(20, 1.5)]
+    assert [(e.step, dict(e.metrics)) for e in found.evaluations] == [(30, {"accuracy": 0.75})]
+    assert found.skipped == 0
+
+
 def test_events_of_other_ranks_are_ignored() -> None:
     other = json.loads(progress(1, 5)) | {"rank": 3}
     assert history(json.dumps(other).encode()).points == []

@@ -7,17 +7,11 @@ from pathlib import Path
 import click
 
 from ddp_operator.cli.errors import one_sentence, refuse
+from ddp_operator.cli.options import job_file_options
 
 
 @click.command("run")
-@click.argument("file", type=click.Path(path_type=Path, allow_dash=True))
-@click.option(
-    "--set",
-    "settings",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Set a field of the spec, for example config.epochs=5. Can be repeated.",
-)
+@job_file_options
 @click.option(
     "--dir",
     "home",

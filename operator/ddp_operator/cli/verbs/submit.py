@@ -7,21 +7,14 @@ import click
 
 from ddp_operator.cli.errors import one_sentence
 from ddp_operator.cli.log_view import LogView
-from ddp_operator.cli.options import Place, place_options
+from ddp_operator.cli.options import Place, job_file_options, place_options
 from ddp_operator.cli.output import print_object
 from ddp_operator.cli.waiting import wait_and_show
 from ddp_operator.client.manifest import read_job_file
 
 
 @click.command("submit")
-@click.argument("file", type=click.Path(path_type=Path, allow_dash=True))
-@click.option(
-    "--set",
-    "settings",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Set a field of the spec, for example config.epochs=5. Can be repeated.",
-)
+@job_file_options
 @click.option(
     "--code",
     type=click.Path(path_type=Path),

@@ -6,19 +6,13 @@ import click
 
 from ddp_operator.api.job import parse_job
 from ddp_operator.cli.errors import one_sentence
+from ddp_operator.cli.options import job_file_options
 from ddp_operator.client.manifest import read_job_file
 from ddp_operator.report.text import count_text
 
 
 @click.command("validate")
-@click.argument("file", type=click.Path(path_type=Path, allow_dash=True))
-@click.option(
-    "--set",
-    "settings",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Set a field of the spec, for example config.epochs=5. Can be repeated.",
-)
+@job_file_options
 @one_sentence
 def command(*, file: Path, settings: tuple[str, ...]) -> None:
     """Check the DDPJob in FILE without a cluster: its fields, rules, and settings of the loop.
