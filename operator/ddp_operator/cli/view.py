@@ -138,7 +138,7 @@ def summary_lines(status: DDPJobStatus, logs: Path) -> list[str]:
         lines.append(goodput)
     if status.last_checkpoint is not None:
         seconds = status.last_checkpoint.interval_seconds
-        every = f", every {duration_text(seconds)}" if seconds else ""
+        every = f", one every {duration_text(seconds)}" if seconds else ""
         lines.append(f"checkpoint: {_short(status.last_checkpoint.path)}{every}")
     lines.append(f"logs: {logs}")
     return lines

@@ -120,5 +120,5 @@ def _checkpoint(job: JobFacts | None, history: History) -> Figure | None:
         return None
     step, at = max(saved)
     interval = history.saves[-1].interval if history.saves else None
-    every = f", every {duration_text(interval)}" if interval else ""
+    every = f", one every {duration_text(interval)}" if interval else ""
     return Figure("Newest checkpoint", f"update {step:,}", f"{time_text(at)}{every}")
