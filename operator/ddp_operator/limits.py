@@ -201,6 +201,16 @@ Leases and probes."""
 MOST_ORDERS: Final = 64
 """Maximum number of attempt orders that are being sent. Other agents read the order from their
 pod's annotation."""
+MOST_INSPECTIONS: Final = 8
+"""Maximum number of users' questions to ranks (`ddpjob stacks`, `ddpjob profile`) that are being
+sent. Further ones are dropped, and the users ask again."""
+INSPECTION_CONNECTIONS: Final = 16
+"""Maximum number of connections for users' questions, so that they delay no attempt order."""
+INSPECTION_SECONDS: Final = 10.0
+"""Seconds after which a question is sent to no further agent, because agents of a tenant may answer
+slowly."""
+INSPECTIONS: Final = Rate(burst=3, per_second=0.1)
+"""Questions of one job, because a tenant may ask in a loop."""
 HEAD_BYTES: Final = 8 << 10
 """Maximum size of the status line and the headers in an answer of an agent."""
 BODY_BYTES: Final = 256 << 10

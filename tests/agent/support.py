@@ -15,7 +15,7 @@ from ddp_agent.network.server import AgentServer
 from ddp_agent.orders import AttemptOrders
 from ddp_agent.status.status_cell import AgentStatusCell
 from ddp_wire.contract import Env
-from ddp_wire.messages import AgentStatus, AttemptOrder, Heartbeat, RankPhase
+from ddp_wire.messages import AgentStatus, AttemptOrder, Heartbeat, InspectionRequest, RankPhase
 from ddp_wire.orders import Order
 from ddp_wire.processes import adopt_orphans, descendants
 from tests.operator.support import UID, agent_status
@@ -127,6 +127,12 @@ class FakeAgent:
         self.cell = FakeStatusCell(status or agent_status())
         self.orders = FakeOrders()
         self.alive = True
+        self.questions: list[InspectionRequest] = []
+
+    def inspect(self, request: InspectionRequest) -> bool:
+        """Take a question about the job of the tests."""
+        self.questions.append(request)
+        return request.job_uid == UID
 
     def is_alive(self) -> bool:
         """Return the liveness that the test has set."""
@@ -140,6 +146,7 @@ class FakeAgent:
             self.cell,
             self.orders,
             self.is_alive,
+            inspect=self.inspect,
             render_metrics=lambda: b"metrics 1.0\n",
             secret=secret,
         )

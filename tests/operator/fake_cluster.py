@@ -25,7 +25,7 @@ from ddp_operator.reconcile.plan import Event
 from ddp_operator.reconcile.pod_view import PodView
 from ddp_operator.runtime.cache import Cache
 from ddp_wire import contract
-from ddp_wire.messages import AgentStatus, AttemptOrder
+from ddp_wire.messages import AgentStatus, AttemptOrder, InspectionRequest
 from tests.scenarios.pods import TERMINAL
 
 T = TypeVar("T")
@@ -69,6 +69,8 @@ class FakeCluster:
         self.queue_error: ClusterError | None = None
         self.orders: list[tuple[str, int, AttemptOrder]] = []
         """Attempt orders that were sent to agents, with the address."""
+        self.questions: list[tuple[list[str], InspectionRequest]] = []
+        """Users' questions that were sent to agents, with the names of the pods."""
         self.refusals: dict[str, ClusterError] = {}
         """Errors to raise, by the prefix of the write."""
         self.watching: Cache | None = None
@@ -115,6 +117,11 @@ class FakeCluster:
             metadata = {**known["metadata"], "generation": known["metadata"]["generation"] + 1}
         status = known.get("status", {}) if known else {}
         return self._store_job({**_copied(job), "metadata": metadata, "status": status})
+
+    def annotate_job(self, key: Key, annotations: Mapping[str, str]) -> Manifest:
+        """Replace the annotations of a job, as a user does."""
+        metadata = {**self.jobs[key]["metadata"], "annotations": dict(annotations)}
+        return self._store_job({**self.jobs[key], "metadata": metadata})
 
     def change_pod(self, name: str, **status: object) -> Manifest:
         """Change the status of a pod, as its kubelet does."""
@@ -321,6 +328,9 @@ class FakeCluster:
         del secret
         self.orders.append((address, port, order))
 
+    def send_inspection(self, pods: Sequence[PodView], request: InspectionRequest) -> None:
+        self.questions.append(([pod.name for pod in pods], request))
+
     # --- Storage ----------------------------------------------------------------------------------
 
     def _store_job(self, job: Manifest) -> Manifest:
@@ -373,28 +383,3 @@ def _merged(document: Manifest, patch: Mapping[str, Any]) -> Manifest:
         elif value is not None:
             out[key] = value
     return out
-
-
-class DirectStatuses:
-    """The agent statuses of a fake cluster as they are, without the delay of a watch."""
-
-    def __init__(self, cluster: FakeCluster) -> None:
-        self._cluster = cluster
-        self.followed: set[str] = set()
-        """Names of the pods whose agents are followed."""
-        self.ports: set[int] = set()
-        """Ports of the followed agents."""
-
-    def follow(self, key: Key, pods: Sequence[PodView], first: int = 0) -> None:
-        del key, first
-        self.followed = {pod.name for pod in pods}
-        self.ports = {pod.agent_port for pod in pods}
-
-    def statuses(self, pods: Sequence[PodView]) -> dict[str, AgentStatus]:
-        agents = self._cluster.agents
-        return {p.uid: agents[p.uid] for p in pods if p.uid in agents and p.ip}
-
-    progress_seconds = 5.0
-
-    def silent(self, pods: Sequence[PodView]) -> frozenset[str]:
-        return frozenset(p.uid for p in pods if p.uid not in self._cluster.agents)

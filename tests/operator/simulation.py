@@ -12,7 +12,8 @@ from ddp_operator.builders.defaults import Defaults
 from ddp_operator.runtime.cache import Cache
 from ddp_operator.runtime.controller import Controller
 from ddp_wire import contract, node_ranges
-from tests.operator.fake_cluster import DirectStatuses, FakeCluster, Killed
+from tests.operator.direct_statuses import DirectStatuses
+from tests.operator.fake_cluster import FakeCluster, Killed
 from tests.operator.support import GUARDED, NOW
 from tests.scenarios.flows import NAME, Flow, without_times
 from tests.scenarios.pods import (

@@ -20,6 +20,7 @@ from ddp_wire.messages import (
     Failure,
     Heartbeat,
     HungRank,
+    InspectionRequest,
     Progress,
     RankInspection,
     RankPhase,
@@ -86,6 +87,7 @@ def test_fields_of_a_newer_release_are_ignored(model: type[WireModel]) -> None:
         TrainingTimes: TrainingTimes(training_seconds=1.5, data_wait_seconds=0.25),
         ExitProblem: ExitProblem(rank=1, message="failed after its work was done"),
         AttemptOrder: AttemptOrder(job_uid="uid-1", attempt=2),
+        InspectionRequest: InspectionRequest(job_uid="uid-1", question="stacks:a"),
     }
     known = documents[model]
     assert known is not None

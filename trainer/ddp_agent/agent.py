@@ -36,6 +36,7 @@ from ddp_agent.network.waits import Obstacle, WaitWatch, unreachable
 from ddp_agent.orders import AttemptOrders, Interruption, Stop
 from ddp_agent.processes.attempt_process import AttemptProcess, AttemptStarter
 from ddp_agent.processes.exits import ExitWatch, as_problem
+from ddp_agent.processes.inspections import Questions
 from ddp_agent.processes.launch import Launch, command_problem, prepare
 from ddp_agent.status.hangs import HangDetector, describe_hang
 from ddp_agent.status_writer import StatusWriter
@@ -79,11 +80,13 @@ class Agent:
         writer: StatusWriter,
         starter: AttemptStarter,
         barriers: Barriers | None = None,
+        inspections: Questions | None = None,
         on_members: Callable[[Members], None] = lambda _: None,
     ) -> None:
         self._config, self._scratch, self._ticker = config, scratch, ticker
         self._orders, self._writer, self._starter = orders, writer, starter
         self._barriers, self._on_members = barriers, on_members
+        self._inspections = inspections
         self._barrier: StartBarrier | None = None
         """This node's side of the start barrier in the current attempt."""
 
@@ -262,6 +265,8 @@ class Agent:
                 return interruption
             self._writer.update_from_ranks(launch)
             self._writer.set_hang(hangs.look())
+            if self._inspections is not None:
+                self._inspections.look(launch)
             if exits.look():
                 process.kill()  # The ranks are done, but the launcher waits for other nodes.
             self._ticker.tick()

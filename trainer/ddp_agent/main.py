@@ -22,6 +22,7 @@ from ddp_agent.network.server import AgentServer
 from ddp_agent.network.unread_status import UnreadStatusNotifier
 from ddp_agent.orders import AttemptOrders
 from ddp_agent.processes.attempt_process import AttemptStarter
+from ddp_agent.processes.inspections import Questions
 from ddp_agent.processes.launch import TORCHRUN_PREFIX
 from ddp_agent.processes.records import RecordsFolder
 from ddp_agent.processes.warm import Standby
@@ -45,18 +46,14 @@ def main(standby: Standby | None = None, secrets: Mapping[str, str] | None = Non
         secrets: Variables that `secret_variables.take` has removed from the environment.
     """
     logs.configure()
-    try:
-        config = AgentConfig.from_environment({**os.environ, **(secrets or {})})
-    except BadEnvironmentError as error:
-        if standby is not None:
-            standby.close()
-        sys.exit(logs.format_line(str(error), logging.CRITICAL))
+    config = _read_config(standby, secrets or {})
     if ignored := sorted(name for name in os.environ if name.startswith(TORCHRUN_PREFIX)):
         _log.warning("the agent sets all arguments of torchrun and ignores %s", ", ".join(ignored))
     adopt_orphans()
     with tempfile.TemporaryDirectory(prefix="ddp-agent-") as scratch:
         ticker = Ticker(Clock())
         orders = AttemptOrders(config.job_uid, config.pod_info_dir)
+        inspections = Questions(config, ticker.clock)
         writer = StatusWriter(config, ticker.clock)
         xids = XidCounter(gpu_handles)
         starter = _starter(config, ticker, standby, xids)
@@ -71,6 +68,7 @@ def main(standby: Standby | None = None, secrets: Mapping[str, str] | None = Non
             writer=writer,
             starter=starter,
             barriers=barriers,
+            inspections=inspections,
             on_members=notifier.follow,
         )
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -84,6 +82,7 @@ def main(standby: Standby | None = None, secrets: Mapping[str, str] | None = Non
                 writer.cell,
                 orders,
                 agent.is_alive,
+                inspect=inspections.accept,
                 render_metrics=partial(render, collector),
                 secret=config.secret,
             )
@@ -97,6 +96,16 @@ def main(standby: Standby | None = None, secrets: Mapping[str, str] | None = Non
             write_termination_message(config.termination_log, writer.status)
             server.close()
     sys.exit(code)
+
+
+def _read_config(standby: Standby | None, secrets: Mapping[str, str]) -> AgentConfig:
+    """Return the configuration. End the process with a message if a variable is wrong."""
+    try:
+        return AgentConfig.from_environment({**os.environ, **secrets})
+    except BadEnvironmentError as error:
+        if standby is not None:
+            standby.close()
+        sys.exit(logs.format_line(str(error), logging.CRITICAL))
 
 
 def _starter(

@@ -35,6 +35,9 @@ ANNOTATION_SPEC_HASH = f"{GROUP}/spec-hash"
 ANNOTATION_GANG_GROUP = f"{GROUP}/gang-group"
 """On a pod of a job with a gang: the name of its group object."""
 
+ANNOTATION_INSPECTION = f"{GROUP}/inspection"
+"""On a DDPJob: a question of a user to the ranks, see `inspections`."""
+
 # --- Inside a worker container --------------------------------------------------------------------
 
 WORKER_CONTAINER = "worker"
@@ -45,12 +48,18 @@ ATTEMPT_FILE = "attempt"
 CHECKPOINT_MOUNT = "/checkpoints"
 HISTORY_FILE = "history.jsonl"
 """File in the run's directory to which global rank 0 appends its events, one JSON object a line."""
+PROFILE_REQUEST = "PROFILE.json"
+"""Request file in the run's directory. It is JSON with `steps`, the number of updates to profile
+(default 1), and `from`, the first update (default: the next one)."""
+PROFILES = "profiles"
+"""Folder for profiles in the run's directory."""
 TERMINATION_LOG = "/dev/termination-log"
 TERMINATION_MESSAGE_BYTES = 4096
 """Maximum size of a termination message, in bytes. The kubelet truncates longer ones."""
 
 AGENT_PORT = 8470
-"""Port of the agent's HTTP endpoints /healthz, /readyz, /metrics, /status and /attempt."""
+"""Port of the agent's HTTP endpoints /healthz, /readyz, /metrics, /status, /attempt and
+/inspection."""
 BARRIER_PORT = 8471
 """Port of node 0's agent for other agents. They connect at the start barrier of each attempt, and
 to send a notice when the operator has not read their new status."""

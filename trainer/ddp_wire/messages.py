@@ -282,6 +282,14 @@ class Timeline(WireModel):
     """Every local rank had completed its first update."""
 
 
+class InspectionRequest(WireModel):
+    """Request of the operator to an agent's `/inspection`, for a user who asked."""
+
+    job_uid: str
+    question: Annotated[str, Field(max_length=64)]
+    """Value of the annotation of the DDPJob, see `inspections`."""
+
+
 class AttemptOrder(WireModel):
     """Request of the operator to an agent's `/attempt` to start a new attempt.
 

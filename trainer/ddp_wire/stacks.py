@@ -14,6 +14,8 @@ from pathlib import Path
 
 _SUFFIX = ".stacks"
 _CHARACTERS = 4096
+_LONGEST_ANSWER = 64 << 10
+_LAUNCHER = "/ddp_agent/launcher/"
 
 
 def answer_stack_requests(directory: str | None, local_rank: str | None) -> None:
@@ -51,6 +53,37 @@ def read_stacks(directory: Path, local_rank: int) -> str:
     except OSError:
         return ""
     return text.strip()[-_CHARACTERS:]
+
+
+def stacks_size(directory: Path, local_rank: int) -> int:
+    """Return how many bytes of stacks a rank has written since its start."""
+    try:
+        return _path(directory, local_rank).stat().st_size
+    except OSError:
+        return 0
+
+
+def new_stacks(directory: Path, local_rank: int, begin: int) -> str:
+    """Return the stacks that a rank has written after its first `begin` bytes, or "".
+
+    The frames that started the user's program are left out.
+    """
+    try:
+        with _path(directory, local_rank).open("rb") as file:
+            file.seek(begin)
+            return without_launcher(file.read(_LONGEST_ANSWER).decode("utf-8", "replace"))
+    except OSError:
+        return ""
+
+
+def without_launcher(stacks: str) -> str:
+    """Return stacks without the frames that started the user's program, which are the outermost."""
+    kept, hidden = [], False
+    for line in stacks.strip().splitlines():
+        hidden = line.startswith("  File ") and (hidden or _LAUNCHER in line)
+        if not hidden:
+            kept.append(line)
+    return "\n".join(kept)
 
 
 def _path(directory: Path, local_rank: int) -> Path:

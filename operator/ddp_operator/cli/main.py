@@ -19,6 +19,10 @@ VERBS = {
     "list": ("list_jobs", "List jobs with state, progress and age."),
     "logs": ("logs", "Show the output of all ranks in all attempts, in order."),
     "node": ("node", "Simulate the loss of a node in a local run, or bring the node back."),
+    "profile": (
+        "profile",
+        "Request a trace of the next updates of rank 0, for Perfetto or Chrome.",
+    ),
     "report": (
         "report",
         "Write one HTML page about a running or finished run, and print its path.",
@@ -29,7 +33,7 @@ VERBS = {
         "scale",
         "Change the number of nodes of a job, which goes on from its newest checkpoint.",
     ),
-    "stacks": ("stacks", "Show where all ranks of a run of this machine are now."),
+    "stacks": ("stacks", "Show where all ranks are now, as stacks of Python."),
     "status": (
         "status",
         "Show the story of a job on one screen: attempts, progress, where the time went.",

@@ -12,3 +12,4 @@ from ddp_operator.client.errors import RequestError as RequestError
 from ddp_operator.client.errors import WaitTimeoutError as WaitTimeoutError
 from ddp_operator.client.jobs import Job as Job
 from ddp_operator.client.log_lines import LogLine as LogLine
+from ddp_operator.client.rank_stacks import RankStack as RankStack

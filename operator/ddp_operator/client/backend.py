@@ -4,7 +4,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from ddp_operator.api.job import DDPJob
 from ddp_operator.client.log_lines import LogLine, Wanted
+from ddp_operator.client.rank_stacks import RankStack
 
 Json = dict[str, Any]
 
@@ -60,6 +62,16 @@ class Backend(Protocol):
 
     def events(self, name: str) -> list[Json]:
         """Return the Events about a job, oldest first."""
+
+    def stacks(self, job: DDPJob) -> list[RankStack]:
+        """Return the stacks of the ranks of a running job that answered, in their order."""
+
+    def request_profile(self, job: DDPJob, steps: int) -> str:
+        """Request a trace of updates of rank 0. Return a sentence that says where it will be.
+
+        Raises:
+            RequestError: The job cannot write traces.
+        """
 
     def volumes(self, name: str) -> Path | None:
         """Return the folder that has the claims of a run as folders, or None on a cluster."""

@@ -11,13 +11,15 @@ from ddp_operator.api.base import API_VERSION, KIND, PLURAL
 from ddp_operator.api.job import DDPJob, parse_job
 from ddp_operator.builders.names import init_pod_name, pod_name
 from ddp_operator.client.backend import Json, event_time
+from ddp_operator.client.cluster_inspections import Inspector
 from ddp_operator.client.errors import NoSuchJobError, RequestError
 from ddp_operator.client.follow import JobFollower, LineStream
 from ddp_operator.client.log_lines import LogLine, LogParser, Wanted, in_order, wanted_lines
+from ddp_operator.client.rank_stacks import RankStack, stacks_in
 from ddp_operator.cluster.errors import ClusterError, ConflictError
 from ddp_operator.cluster.rest.connection import RestConnection
 from ddp_operator.cluster.rest.kubeconfig import load_access
-from ddp_wire.contract import LABEL_JOB_UID, WORKER_CONTAINER
+from ddp_wire.contract import ANNOTATION_INSPECTION, LABEL_JOB_UID, WORKER_CONTAINER
 
 _Answer = TypeVar("_Answer")
 _JOBS = f"/apis/{API_VERSION}"
@@ -197,6 +199,28 @@ class ClusterJobs:
         names = {str(item["metadata"]["name"]) for item in found["items"]}
         return sorted(names | set(_expected_pods(job))) if names else _expected_pods(job)
 
+    def stacks(self, job: DDPJob) -> list[RankStack]:
+        """Return the stacks of the ranks that answered, in the order of the ranks."""
+        answers = self._inspector(job).stacks(_running_ranks(job), job.spec.ranks_per_node)
+        return stacks_in(answers)
+
+    def request_profile(self, job: DDPJob, steps: int) -> str:
+        """Request a trace of updates of rank 0. Return where it will be."""
+        return self._inspector(job).profile(steps)
+
+    def _inspector(self, job: DDPJob) -> Inspector:
+        name = job.metadata.name
+
+        def annotate(value: str | None) -> Json:
+            metadata = {"annotations": {ANNOTATION_INSPECTION: value}}
+            return self._change("PATCH", self._path(name), name, {"metadata": metadata})
+
+        def open_log(pod: str, seconds: int) -> LineStream:
+            query = {"container": WORKER_CONTAINER, "sinceSeconds": str(seconds)}
+            return self._api.stream(self._log_path(pod), query)
+
+        return Inspector(annotate, open_log, self._pods(job))
+
     def _open_log(self, pod: str, since: datetime | None, *, follow: bool = True) -> LineStream:
         query = {"container": WORKER_CONTAINER, "timestamps": "true"}
         if since is not None:
@@ -262,6 +286,11 @@ def _expected_pods(job: DDPJob) -> list[str]:
     if init is not None and init.step is not None and init.tries:
         names.insert(0, init_pod_name(job, init.step, init.tries))
     return names
+
+
+def _running_ranks(job: DDPJob) -> int:
+    """Return the number of ranks of the current attempt."""
+    return len(job.members) * job.spec.ranks_per_node
 
 
 def _uid(job: Json) -> str:

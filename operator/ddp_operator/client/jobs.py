@@ -14,8 +14,10 @@ from ddp_operator.client.copied_logs import copied_lines
 from ddp_operator.client.errors import RequestError, WaitTimeoutError
 from ddp_operator.client.log_lines import LogLine, Wanted, wanted_lines, with_copies
 from ddp_operator.client.metrics import metric_rows
+from ddp_operator.client.rank_stacks import RankStack
 from ddp_operator.report.rows import ENDS, message_of, state_of
 from ddp_operator.report.why import Why, explain
+from ddp_wire.inspections import MOST_PROFILED_STEPS
 
 POLL_SECONDS = 1.0
 """Seconds between two reads of a job by `wait` and `watch`."""
@@ -134,6 +136,38 @@ class Job:
     def why(self) -> Why:
         """Return why the job is in its state, and what to do."""
         return explain(self.read(), options=self.backend.options)
+
+    def stacks(self) -> list[RankStack]:
+        """Return where the threads of all ranks are now. The ranks go on.
+
+        Ranks that did not answer have empty stacks, or are missing.
+
+        Raises:
+            RequestError: No rank runs.
+            ClusterError: The API server refused the request, or did not answer.
+        """
+        return self.backend.stacks(self._running())
+
+    def profile(self, steps: int = 5) -> str:
+        """Request a trace of the next updates of rank 0. Return where it will be, as a sentence.
+
+        Args:
+            steps: Number of updates, from 1 to 100.
+
+        Raises:
+            RequestError: No rank runs, or the job cannot write traces.
+            ClusterError: The API server refused the request, or did not answer.
+        """
+        if not 1 <= steps <= MOST_PROFILED_STEPS:
+            raise RequestError(f"steps: must be from 1 to {MOST_PROFILED_STEPS}, not {steps}")
+        return self.backend.request_profile(self._running(), steps)
+
+    def _running(self) -> DDPJob:
+        """Return the job, which may have ranks."""
+        job = self.read()
+        if (state := state_of(job)) in {*ENDS, "Suspended"}:
+            raise RequestError(f"{self.name} is {state}, so it has no ranks now")
+        return job
 
     def suspend(self) -> None:
         """Let the ranks save a checkpoint, and free the nodes of the job."""

@@ -1,5 +1,6 @@
 """The runs of `ddpjob run` in one folder of this machine."""
 
+import json
 import os
 import shutil
 import signal
@@ -13,15 +14,20 @@ from typing import Any
 
 import yaml
 
-from ddp_operator.api.job import parse_job
+from ddp_operator.api.job import DDPJob, parse_job
 from ddp_operator.client.backend import Json
+from ddp_operator.client.checkpoints import run_directory_of
 from ddp_operator.client.errors import NoSuchJobError, RequestError
 from ddp_operator.client.follow import JobFollower
 from ddp_operator.client.local_logs import LogFile
+from ddp_operator.client.local_stacks import read_local_stacks
 from ddp_operator.client.log_lines import LogLine, LogParser, Wanted, in_order, wanted_lines
+from ddp_operator.client.rank_stacks import RankStack
 from ddp_operator.client.run_events import history_files, read_lines
 from ddp_operator.client.run_folder import JOB_FILE, is_running, load_events, load_job, owner
 from ddp_operator.report.rows import ENDS, state_of
+from ddp_wire.contract import PROFILE_REQUEST, PROFILES
+from ddp_wire.files import replace_file
 
 MANIFEST_FILE = "submitted.yaml"
 """Name of the file with the objects from which `submit` started a run."""
@@ -216,6 +222,24 @@ class LocalJobs:
         """Return the Events of a run, oldest first."""
         self.read(name)
         return load_events(self._folder(name))
+
+    def stacks(self, job: DDPJob) -> list[RankStack]:
+        """Return the stacks of the ranks that answered, in the order of the ranks."""
+        return read_local_stacks(job.metadata.uid, job.spec.ranks_per_node)
+
+    def request_profile(self, job: DDPJob, steps: int) -> str:
+        """Request a trace of updates of rank 0. Return where it will be."""
+        if job.spec.task is None:
+            raise RequestError("only the bundled loop writes traces, and the job has a command")
+        name = job.metadata.name
+        directory = run_directory_of(job, self.volumes(name), self.place)
+        try:
+            request = json.dumps({"from": 0, "steps": steps})
+            replace_file(directory / PROFILE_REQUEST, request)
+        except OSError as error:
+            sentence = f"{directory / PROFILE_REQUEST}: {error.strerror or error}"
+            raise RequestError(sentence) from error
+        return f"rank 0 writes the trace of {steps} updates to {directory / PROFILES}"
 
     def _folder(self, name: str) -> Path:
         if not name or name != Path(name).name:

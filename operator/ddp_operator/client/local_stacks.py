@@ -14,23 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ddp_operator.client.errors import RequestError
+from ddp_operator.client.rank_stacks import RankStack
+from ddp_wire.stacks import without_launcher
 from ddp_wire.variables import Env
 
 _SUFFIX = ".stacks"
-_LAUNCHER = "/ddp_agent/launcher/"
 _ANSWER_SECONDS = 2.0
 _POLL_SECONDS = 0.05
 _LONGEST = 64 << 10
-
-
-@dataclass(frozen=True)
-class RankStack:
-    """Stacks of the threads of one rank."""
-
-    rank: int
-    process: int
-    stacks: str
-    """Text of faulthandler, or empty if the rank did not answer."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +54,7 @@ def read_local_stacks(uid: str, ranks_per_node: int) -> list[RankStack]:
     found = []
     for one, size in zip(ranks, sizes, strict=True):
         text = _answer(one.file, size, end)
-        found.append(RankStack(one.node * ranks_per_node + one.local_rank, one.process, text))
+        found.append(RankStack(one.node * ranks_per_node + one.local_rank, text))
     return found
 
 
@@ -105,13 +96,3 @@ def _answer(file: Path, begin: int, end: float) -> str:
             return without_launcher(stacks.read(_LONGEST).decode("utf-8", "replace"))
     except OSError:
         return ""
-
-
-def without_launcher(stacks: str) -> str:
-    """Return stacks without the frames that started the user's program, which are the outermost."""
-    kept, hidden = [], False
-    for line in stacks.strip().splitlines():
-        hidden = line.startswith("  File ") and (hidden or _LAUNCHER in line)
-        if not hidden:
-            kept.append(line)
-    return "\n".join(kept)

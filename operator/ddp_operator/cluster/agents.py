@@ -4,9 +4,11 @@ A failed request is not an error, because the pod's own state shows what happene
 """
 
 import asyncio
+import contextlib
 import functools
 import logging
 import resource
+from collections.abc import Sequence
 
 from pydantic import ValidationError
 
@@ -17,9 +19,17 @@ from ddp_operator.cluster.agent_http import (
     Response,
 )
 from ddp_operator.cluster.base import AgentAnswer
-from ddp_operator.limits import FEWEST_CONNECTIONS, MOST_CONNECTIONS, MOST_ORDERS, OTHER_FILES
+from ddp_operator.limits import (
+    FEWEST_CONNECTIONS,
+    INSPECTION_CONNECTIONS,
+    INSPECTION_SECONDS,
+    MOST_CONNECTIONS,
+    MOST_INSPECTIONS,
+    MOST_ORDERS,
+    OTHER_FILES,
+)
 from ddp_wire.contract import AGENT_PORT
-from ddp_wire.messages import AgentPhase, AgentStatus, AttemptOrder, Heartbeat
+from ddp_wire.messages import AgentPhase, AgentStatus, AttemptOrder, Heartbeat, InspectionRequest
 from ddp_wire.signatures import (
     NONCE_HEADER,
     SIGNATURE_HEADER,
@@ -51,20 +61,24 @@ class Agents:
         most = most or connections_for(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
         self._requests = AgentConnections(most)
         self._order_requests = AgentConnections(MOST_ORDERS)
+        self._inspection_requests = AgentConnections(INSPECTION_CONNECTIONS)
         self._port, self._most = port, most
         self._warned = False
         self._orders: dict[Address, asyncio.Task[bool]] = {}
         """Orders that are being sent, by address."""
+        self._inspecting: set[asyncio.Task[None]] = set()
+        """Questions of users that are being sent."""
         self._reading = asyncio.Lock()
 
     async def close(self) -> None:
-        """Cancel the orders that are being sent, and close all connections."""
-        orders = list(self._orders.values())
-        for order in orders:
-            order.cancel()
-        await asyncio.gather(*orders, return_exceptions=True)
+        """Cancel all that is being sent, and close all connections."""
+        sending = [*self._orders.values(), *self._inspecting]
+        for one in sending:
+            one.cancel()
+        await asyncio.gather(*sending, return_exceptions=True)
         self._requests.close()
         self._order_requests.close()
+        self._inspection_requests.close()
 
     async def watch_status(
         self, host: str, secret: str, revision: int, seconds: float, port: int | None = None
@@ -123,10 +137,50 @@ class Agents:
         self, host: str, secret: str, order: AttemptOrder, port: int | None = None
     ) -> bool:
         """Send an attempt order. Return whether the agent accepted it."""
-        body, address = order.to_json().encode(), (host, port or self._port)
-        _, request = _signed(address, secret, "POST", "/attempt", body)
+        address, body = (host, port or self._port), order.to_json()
+        return await self._post(self._order_requests, address, secret, "/attempt", body)
+
+    def send_inspection(
+        self, agents: Sequence[tuple[str, int, str]], request: InspectionRequest
+    ) -> None:
+        """Begin to send a user's question to agents, a few at a time.
+
+        The question is dropped if too many are being sent already.
+
+        Args:
+            agents: Host, port and secret of each agent.
+            request: The question.
+        """
+        if len(self._inspecting) >= MOST_INSPECTIONS:
+            return
+        sending = asyncio.ensure_future(self._inspect(agents, request.to_json()))
+        self._inspecting.add(sending)
+        sending.add_done_callback(self._inspecting.discard)
+
+    async def _inspect(self, agents: Sequence[tuple[str, int, str]], body: str) -> None:
+        remaining = iter(agents)
+
+        async def send_in_turn() -> None:
+            for host, port, secret in remaining:
+                address, connections = (host, port), self._inspection_requests
+                await self._post(connections, address, secret, "/inspection", body)
+
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(INSPECTION_SECONDS):
+                await asyncio.gather(*(send_in_turn() for _ in range(INSPECTION_CONNECTIONS)))
+
+    async def _post(
+        self,
+        connections: AgentConnections,
+        address: Address,
+        secret: str,
+        target: str,
+        body: str,
+    ) -> bool:
+        """Send a signed document. Return whether the agent accepted it."""
+        _, request = _signed(address, secret, "POST", target, body.encode())
         try:
-            response = await self._order_requests.send(
+            response = await connections.send(
                 address, request, connect_seconds=_CONNECT_SECONDS, seconds=_ORDER_SECONDS
             )
         except NoResponseError:

@@ -11,7 +11,7 @@ from ddp_operator.cluster.errors import NameTakenError as NameTakenError  # noqa
 from ddp_operator.cluster.errors import NoClusterError as NoClusterError  # noqa: PLC0414
 from ddp_operator.reconcile.plan import Event
 from ddp_operator.reconcile.pod_view import PodView
-from ddp_wire.messages import AgentStatus, AttemptOrder
+from ddp_wire.messages import AgentStatus, AttemptOrder, InspectionRequest
 
 Manifest = dict[str, Any]
 Key = tuple[str, str]
@@ -217,4 +217,10 @@ class Cluster(Protocol):
 
         The call does not wait for the agent. A failure is ignored, because the pod's annotation
         contains the same order.
+        """
+
+    def send_inspection(self, pods: Sequence[PodView], request: InspectionRequest) -> None:
+        """Begin to send a user's question to the agents of some pods.
+
+        The call does not wait for the agents. A failure is ignored, because the user can ask again.
         """

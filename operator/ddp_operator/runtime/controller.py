@@ -46,6 +46,7 @@ from ddp_operator.runtime.cache import Cache
 from ddp_operator.runtime.claim_events import ClaimEvents
 from ddp_operator.runtime.decider import Decider
 from ddp_operator.runtime.fair_budget import FairBudget
+from ddp_operator.runtime.inspections import QuestionForwarder
 from ddp_operator.runtime.job_state import JobState
 from ddp_operator.runtime.kubernetes_nodes import NodeViews
 from ddp_operator.runtime.logs import add_log_fields
@@ -169,6 +170,7 @@ class Controller:
         followed = world.pods if active else ()
         members = job.model_copy(update={"status": plan.status}).members
         self._agents.follow(key, followed, members[0])
+        question_waits = state.inspections.look(raw, followed)
         await state.warnings.look(world, (*world.init_pods, *followed) if active else ())
         await state.claim_events.look(world, active=active)
         await state.queue.look(world)
@@ -182,7 +184,8 @@ class Controller:
             plan = replace(plan, status=job.status)  # The progress is written later.
         elif wait > 0.0:
             return min(wait, plan.requeue_seconds or wait)
-        return await self._apply(state, raw, job, plan, continues=continues)
+        soon = await self._apply(state, raw, job, plan, continues=continues)
+        return soon if question_waits is None else min(question_waits, soon or question_waits)
 
     async def _known_job(self, key: Key) -> Manifest | None:
         """Return the job with a key, or release and forget all that is left of a deleted job."""
@@ -224,6 +227,7 @@ class Controller:
                 warnings=PodWarnings(self._cluster.newest_warning),
                 claim_events=ClaimEvents(self._cluster.newest_event),
                 queue=QueueMessages(self._cluster.queue_message),
+                inspections=QuestionForwarder(self._cluster, self._monotonic),
             )
         return state
 

@@ -6,6 +6,7 @@ from datetime import datetime
 from ddp_operator.reconcile.world import RefusedPatch
 from ddp_operator.runtime.claim_events import ClaimEvents
 from ddp_operator.runtime.fair_budget import FairShare
+from ddp_operator.runtime.inspections import QuestionForwarder
 from ddp_operator.runtime.pod_views import PodViews
 from ddp_operator.runtime.pod_warnings import PodWarnings
 from ddp_operator.runtime.queue_messages import QueueMessages
@@ -27,6 +28,7 @@ class JobState:
     warnings: PodWarnings
     claim_events: ClaimEvents
     queue: QueueMessages
+    inspections: QuestionForwarder
     views: PodViews = field(default_factory=PodViews)
     decision_seconds: float = 0.0
     """CPU seconds of the last decision about the job."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ddp_wire.messages import AgentPhase, AgentStatus, AttemptOrder
+from ddp_wire.messages import AgentPhase, AgentStatus, AttemptOrder, InspectionRequest
 from ddp_wire.signatures import NONCE_HEADER, SIGNATURE_HEADER, random_text, sign_request
 from tests.agent.support import FakeAgent, few_files, heartbeat, wait_until
 from tests.operator.support import UID, agent_status
@@ -51,6 +51,7 @@ def served(server: Served) -> Served:
     server.agent.cell.set(agent_status(1, attempt=3, phase="Starting", ranks=[heartbeat()]))
     server.agent.alive = True
     server.agent.orders.received.clear()
+    server.agent.questions.clear()
     return server
 
 
@@ -137,6 +138,15 @@ def test_attempt_order_for_another_job_is_rejected(served: Served) -> None:
 def test_invalid_attempt_order_is_rejected(served: Served, body: str) -> None:
     assert served.request("/attempt", "POST", body)[0] == 400
     assert not served.agent.orders.received
+
+
+def test_question_of_a_user_reaches_the_agent(served: Served) -> None:
+    question = InspectionRequest(job_uid=UID, question="stacks:a")
+    assert served.request("/inspection", "POST", question.to_json())[0] == 200
+    assert served.agent.questions == [question]
+    code, _, text = served.request("/inspection", "POST", '{"jobUid": "x", "question": "stacks:a"}')
+    assert (code, text) == (409, "the question is for another job, or unknown to this agent\n")
+    assert served.request("/inspection", "POST", "{}")[0] == 400
 
 
 def test_one_connection_serves_several_requests(served: Served) -> None:

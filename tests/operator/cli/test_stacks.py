@@ -8,8 +8,8 @@ from click.testing import CliRunner
 
 from ddp_operator.cli.main import main
 from ddp_operator.client import local
-from ddp_operator.client.local_stacks import without_launcher
 from ddp_operator.client.run_folder import save_job
+from ddp_wire.stacks import without_launcher
 from tests.operator.client.test_cluster_jobs import running
 
 PROGRAM = """
@@ -42,7 +42,7 @@ def test_run_without_ranks_is_named(tmp_path: Path) -> None:
     ended = CliRunner().invoke(main, ["stacks", "digits", "--dir", str(tmp_path)])
     assert (ended.exit_code, ended.stderr) == (
         2,
-        "ddpjob: digits has no ranks on this machine now\n",
+        "ddpjob: digits is Suspended, so it has no ranks now\n",
     )
 
 

@@ -3,6 +3,7 @@
 import json
 import threading
 import time
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ class JobsApi:
         """Logs by the name of the pod."""
         self.refused: dict[tuple[str, str], tuple[int, str]] = {}
         """Status and message of requests that are refused, by method and end of the path."""
+        self.on_annotation: Callable[[str | None], None] = lambda _: None
+        """Function that is called with the value of each changed annotation of a job."""
         self.requests: list[tuple[str, str, Any]] = []
         api = self
 
@@ -107,12 +110,18 @@ class JobsApi:
         if method == "DELETE":
             return 200, self.objects.pop(target)
         if method == "PATCH":
-            spec = self.objects[target].setdefault("spec", {})
-            given = dict(body["spec"])
-            if path != target:
-                given = {"nodes": given["replicas"]}
-            spec.update(given)
+            self._patch(self.objects[target], body, scales=path != target)
         return 200, self.objects[target]
+
+    def _patch(self, job: JSON, body: JSON, *, scales: bool) -> None:
+        if "metadata" in body:
+            annotations = job["metadata"].setdefault("annotations", {})
+            for key, value in body["metadata"]["annotations"].items():
+                annotations[key] = value
+                self.on_annotation(value)
+            return
+        given = body["spec"]
+        job.setdefault("spec", {}).update({"nodes": given["replicas"]} if scales else given)
 
     def _log(self, handler: BaseHTTPRequestHandler, pod: str, query: JSON) -> None:
         log = self.logs.get(pod)

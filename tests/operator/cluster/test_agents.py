@@ -9,9 +9,9 @@ import pytest
 from ddp_operator.cluster import agents as agents_module
 from ddp_operator.cluster.agent_http import Response
 from ddp_operator.cluster.agents import Agents
-from ddp_wire.messages import AgentPhase, AgentStatus, AttemptOrder
+from ddp_wire.messages import AgentPhase, AgentStatus, AttemptOrder, InspectionRequest
 from ddp_wire.signatures import SIGNATURE_HEADER, random_text, sign_answer
-from tests.agent.support import FakeAgent, heartbeat
+from tests.agent.support import FakeAgent, heartbeat, wait_until
 from tests.operator.support import UID, agent_status
 
 STATUS = agent_status(1, attempt=3, ranks=[heartbeat(local_rank=i, rank=i) for i in range(64)])
@@ -250,3 +250,42 @@ async def test_client_keeps_the_progress_of_a_rank_that_was_ahead_when_the_attem
             await asyncio.to_thread(server.close)
         assert found is not None
         assert [one.step for one in found.ranks] == kept
+
+
+QUESTION = InspectionRequest(job_uid=UID, question="stacks:a")
+
+
+async def test_question_reaches_all_agents_though_one_does_not_answer() -> None:
+    agent = FakeAgent(STATUS)
+    server = agent.server(secret=SECRET)
+    server.start()
+    try:
+        async with answering(silence) as silent, agents_at(server.port) as agents:
+            reachable = ("127.0.0.1", server.port, SECRET)
+            agents.send_inspection([("127.0.0.1", silent, SECRET), *[reachable] * 40], QUESTION)
+            await asyncio.to_thread(
+                wait_until, lambda: len(agent.questions) == 40, "all agents are asked"
+            )
+    finally:
+        server.close()
+    assert {one.question for one in agent.questions} == {"stacks:a"}
+
+
+async def test_questions_that_are_not_answered_delay_no_attempt_order() -> None:
+    agent = FakeAgent(STATUS)
+    server = agent.server(secret=SECRET)
+    server.start()
+    try:
+        async with answering(silence) as silent, agents_at(server.port) as agents:
+            for _ in range(100):
+                agents.send_inspection([("127.0.0.1", silent, SECRET)] * 100, QUESTION)
+            order = AttemptOrder(job_uid=UID, attempt=4)
+            assert await agents.order_attempt("127.0.0.1", SECRET, order)
+    finally:
+        server.close()
+
+
+async def silence(writer: asyncio.StreamWriter) -> None:
+    """Send no answer until the client closes the connection."""
+    await writer.drain()
+    await asyncio.sleep(30)

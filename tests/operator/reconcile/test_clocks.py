@@ -19,7 +19,8 @@ from ddp_operator.runtime.cache import Cache
 from ddp_operator.runtime.controller import Controller
 from ddp_wire import contract
 from ddp_wire.messages import AgentStatus, Failure, Timeline
-from tests.operator.fake_cluster import DirectStatuses, FakeCluster
+from tests.operator.direct_statuses import DirectStatuses
+from tests.operator.fake_cluster import FakeCluster
 from tests.operator.support import (
     DEFAULTS,
     NOW,

@@ -6,7 +6,8 @@ from ddp_operator.api.job import parse_job
 from ddp_operator.cluster.base import ConflictError, Key, Manifest
 from ddp_operator.runtime.cache import Cache
 from ddp_operator.runtime.controller import Controller
-from tests.operator.fake_cluster import DirectStatuses, FakeCluster
+from tests.operator.direct_statuses import DirectStatuses
+from tests.operator.fake_cluster import FakeCluster
 from tests.operator.support import DEFAULTS, NOW, job_manifest
 
 KEY = ("team-a", "digits")

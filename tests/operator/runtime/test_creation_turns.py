@@ -13,7 +13,8 @@ from ddp_operator.runtime.cache import Cache
 from ddp_operator.runtime.controller import Controller
 from ddp_operator.runtime.queue import WorkQueue
 from ddp_operator.runtime.workers import WorkerActivity, all_workers
-from tests.operator.fake_cluster import DirectStatuses, FakeCluster
+from tests.operator.direct_statuses import DirectStatuses
+from tests.operator.fake_cluster import FakeCluster
 from tests.operator.fake_time import run_in_fake_time
 from tests.operator.support import DEFAULTS, NOW, job_manifest
 

@@ -10,7 +10,8 @@ from ddp_operator.cluster.base import Key, Manifest
 from ddp_operator.reconcile.waiting import LOOK_SECONDS
 from ddp_operator.runtime.cache import Cache
 from ddp_operator.runtime.controller import Controller
-from tests.operator.fake_cluster import DirectStatuses, FakeCluster
+from tests.operator.direct_statuses import DirectStatuses
+from tests.operator.fake_cluster import FakeCluster
 from tests.operator.support import DEFAULTS, NOW, after, job_manifest
 
 WAITS = "CheckpointPathInUse"

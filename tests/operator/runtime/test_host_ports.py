@@ -12,7 +12,8 @@ from ddp_operator.cluster.base import Manifest
 from ddp_operator.runtime.cache import Cache
 from ddp_operator.runtime.controller import Controller
 from ddp_operator.runtime.host_ports import HostPorts
-from tests.operator.fake_cluster import DirectStatuses, FakeCluster
+from tests.operator.direct_statuses import DirectStatuses
+from tests.operator.fake_cluster import FakeCluster
 from tests.operator.support import DEFAULTS, NOW, agent_status, failed_status, job_manifest
 
 TWO_BLOCKS = PortRange(20_000, 20_000 + 2 * PORTS_PER_JOB - 1)

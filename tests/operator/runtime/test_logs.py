@@ -15,7 +15,8 @@ from ddp_operator.runtime.logs import TextFormatter, add_log_fields, log_fields,
 from ddp_operator.runtime.queue import WorkQueue
 from ddp_operator.runtime.workers import WorkerActivity, work
 from ddp_wire.logs import JsonFormatter
-from tests.operator.fake_cluster import DirectStatuses, FakeCluster
+from tests.operator.direct_statuses import DirectStatuses
+from tests.operator.fake_cluster import FakeCluster
 from tests.operator.support import NOW, job_manifest
 
 log = logging.getLogger("ddp_operator.test")

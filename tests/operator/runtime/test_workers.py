@@ -27,7 +27,8 @@ from ddp_operator.runtime.workers import (
     resync_periodically,
     work,
 )
-from tests.operator.fake_cluster import DirectStatuses, FakeCluster
+from tests.operator.direct_statuses import DirectStatuses
+from tests.operator.fake_cluster import FakeCluster
 from tests.operator.fake_time import run_in_fake_time
 from tests.operator.support import DEFAULTS, NOW, job_manifest
 

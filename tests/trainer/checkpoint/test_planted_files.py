@@ -27,12 +27,12 @@ from ddp_trainer.checkpoint.store.directory import PendingFolder
 from ddp_trainer.config import CheckpointConfig
 from ddp_trainer.errors import InputError
 from ddp_trainer.observe.history_writer import HistoryWriter
-from ddp_trainer.observe.trace import REQUEST, Trace
+from ddp_trainer.observe.trace import Trace
 from ddp_trainer.ranks import flight_recorder
 from ddp_trainer.trackers.tensorboard import TensorBoard
 from ddp_trainer.trackers.trackers import STATE_FILE, Trackers
 from ddp_wire import files
-from ddp_wire.contract import HISTORY_FILE
+from ddp_wire.contract import HISTORY_FILE, PROFILE_REQUEST
 from tests.trainer.checkpoint.test_manager import chosen, saved, whole
 from tests.trainer.planted import content, hangs, unprotected
 
@@ -179,7 +179,7 @@ def read_trackers(directory: Path) -> None:
 
 READS: dict[str, Act] = {
     FENCE: open_run,
-    REQUEST: request_profile,
+    PROFILE_REQUEST: request_profile,
     STATE_FILE: read_trackers,
     f"step-00000020.attempt-1/{MANIFEST}": chosen,
     "step-00000020.attempt-1/empty": chosen,
@@ -222,7 +222,7 @@ def test_pipe_in_place_of_the_fence_is_replaced(tmp_path: Path) -> None:
 
 def test_refused_profile_request_is_deleted_with_a_warning(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("{}")
-    (tmp_path / REQUEST).symlink_to(tmp_path / "secret")
+    (tmp_path / PROFILE_REQUEST).symlink_to(tmp_path / "secret")
     warnings: list[str] = []
     Trace(tmp_path).poll_request(warnings.append)
     assert [path.name for path in tmp_path.iterdir()] == ["secret"]

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from ddp_trainer.observe.phases import PhaseTimer
-from ddp_trainer.observe.trace import REQUEST, Trace
+from ddp_trainer.observe.trace import Trace
 from ddp_wire.activity import Activity
+from ddp_wire.contract import PROFILE_REQUEST
 from tests.trainer.rank_processes import Launcher
 
 TASK = ["--task=sample_tasks:build", "--global_batch=6", "--epochs=100000"]
@@ -33,7 +34,7 @@ def test_run_in_progress_writes_the_requested_profile(launcher: Launcher, tmp_pa
         assert name in names
     assert names.count("forward") == 12
     assert any(str(name).startswith("gloo:all_reduce") for name in names)
-    assert not (tmp_path / "run" / REQUEST).exists()
+    assert not (tmp_path / "run" / PROFILE_REQUEST).exists()
 
 
 def test_profiler_records_nothing_without_a_request(tmp_path: Path) -> None:
@@ -46,7 +47,7 @@ def test_profiler_records_nothing_without_a_request(tmp_path: Path) -> None:
 
 def test_profile_starts_at_the_requested_update_and_ends_with_the_run(tmp_path: Path) -> None:
     trace = Trace(tmp_path)
-    (tmp_path / REQUEST).write_text('{"from": 5, "steps": 9}')
+    (tmp_path / PROFILE_REQUEST).write_text('{"from": 5, "steps": 9}')
     trace.poll_request(pytest.fail)
     for step in (3, 4):
         trace.after_update(step)
@@ -65,10 +66,10 @@ def test_profile_starts_at_the_requested_update_and_ends_with_the_run(tmp_path: 
 @pytest.mark.parametrize("text", ["", "[]", '{"steps": 0}', '{"steps": 1000}', '{"from": "x"}'])
 def test_invalid_request_causes_a_warning_and_is_deleted(tmp_path: Path, text: str) -> None:
     warnings: list[str] = []
-    (tmp_path / REQUEST).write_text(text)
+    (tmp_path / PROFILE_REQUEST).write_text(text)
     Trace(tmp_path).poll_request(warnings.append)
     assert len(warnings) == 1
-    assert not (tmp_path / REQUEST).exists()
+    assert not (tmp_path / PROFILE_REQUEST).exists()
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,12 @@
-"""HTTP server of the agent: /healthz, /readyz, /metrics, /status and /attempt.
+"""HTTP server of the agent: /healthz, /readyz, /metrics, /status, /attempt, /inspection.
 
-The kubelet reads /healthz and /readyz, and Prometheus reads /metrics. Requests to /status and
-/attempt need the operator's signature.
+The kubelet reads /healthz and /readyz, and Prometheus reads /metrics. All other requests need
+the operator's signature.
 
 The operator keeps a request open: the server answers `GET /status?revision=N&wait=S` as soon as the
 status has a revision other than N, or after S seconds. So the operator reads a failure at once. The
 server records which revision a client has read: `unread_status` and the loop depend on it. `POST
-/attempt` passes an attempt order to the loop.
+/attempt` passes an attempt order to the loop, and `POST /inspection` a user's question.
 
 Each connection has a thread. A flood of connections can neither use up all threads nor close the
 operator's connection: with too many connections, the server closes the oldest one that has not yet
@@ -34,7 +34,7 @@ from pydantic import ValidationError
 from ddp_agent.orders import AttemptOrders
 from ddp_agent.status.status_cell import AgentStatusCell
 from ddp_wire.contract import LONGEST_WAIT_SECONDS
-from ddp_wire.messages import AgentPhase, AttemptOrder
+from ddp_wire.messages import AgentPhase, AttemptOrder, InspectionRequest
 from ddp_wire.signatures import (
     NONCE_HEADER,
     SIGNATURE_HEADER,
@@ -66,6 +66,7 @@ class AgentServer:
         orders: AttemptOrders,
         is_alive: Callable[[], bool],
         *,
+        inspect: Callable[[InspectionRequest], bool],
         render_metrics: Callable[[], bytes],
         secret: str = "",
     ) -> None:
@@ -78,12 +79,20 @@ class AgentServer:
             orders: Receiver of attempt orders.
             is_alive: Function that returns whether the agent's loop makes progress. Threads of the
                 server call it.
+            inspect: Function that takes a user's question, and returns whether it is valid. Threads
+                of the server call it.
             render_metrics: Function that returns the metrics as text. Threads of the server call
                 it.
             secret: Secret of this pod, or "" to accept and send messages without a signature.
         """
         self._server = _Server(
-            (bind, port), status, orders, is_alive, render_metrics=render_metrics, secret=secret
+            (bind, port),
+            status,
+            orders,
+            is_alive,
+            inspect=inspect,
+            render_metrics=render_metrics,
+            secret=secret,
         )
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(_POLL_SECONDS,), daemon=True
@@ -158,6 +167,7 @@ class _Server(ThreadingHTTPServer):
         orders: AttemptOrders,
         is_alive: Callable[[], bool],
         *,
+        inspect: Callable[[InspectionRequest], bool],
         render_metrics: Callable[[], bytes],
         secret: str,
     ) -> None:
@@ -167,7 +177,7 @@ class _Server(ThreadingHTTPServer):
         super().__init__(address, _Handler)
         self.secret = secret
         self.status, self.orders, self.is_alive = status, orders, is_alive
-        self.render_metrics = render_metrics
+        self.inspect, self.render_metrics = inspect, render_metrics
         self.connections = _Connections()
 
     def get_request(self) -> Any:
@@ -230,7 +240,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         length = self.headers.get("Content-Length", "")
-        if self.path != "/attempt":
+        if self.path not in {"/attempt", "/inspection"}:
             self._refuse(HTTPStatus.NOT_FOUND, "not found\n")
             return
         if not length.isdigit() or int(length) > _MAX_BODY_BYTES:
@@ -241,18 +251,26 @@ class _Handler(BaseHTTPRequestHandler):
         if not self._is_from_operator(body):
             return
         try:
-            accepted = self.server.orders.accept(AttemptOrder.model_validate_json(body))
+            refusal = self._take_order(body) if self.path == "/attempt" else self._inspect(body)
         except ValidationError as error:
             self._send(HTTPStatus.BAD_REQUEST, f"{error.errors()[0]['msg']}\n")
-            return
         except ValueError as error:
             self._send(HTTPStatus.BAD_REQUEST, f"members: {error}\n")
-            return
-        if accepted:
-            self._send(HTTPStatus.OK, "ok\n")
         else:
-            text = "the order is for another job, or too far ahead of the pod's annotation\n"
-            self._send(HTTPStatus.CONFLICT, text)
+            code = HTTPStatus.CONFLICT if refusal else HTTPStatus.OK
+            self._send(code, f"{refusal or 'ok'}\n")
+
+    def _take_order(self, body: bytes) -> str:
+        """Pass an attempt order to the loop. Return why it is refused, or ""."""
+        if self.server.orders.accept(AttemptOrder.model_validate_json(body)):
+            return ""
+        return "the order is for another job, or too far ahead of the pod's annotation"
+
+    def _inspect(self, body: bytes) -> str:
+        """Pass a user's question to the loop. Return why it is refused, or ""."""
+        if self.server.inspect(InspectionRequest.model_validate_json(body)):
+            return ""
+        return "the question is for another job, or unknown to this agent"
 
     def _is_from_operator(self, body: bytes) -> bool:
         """Return whether a request has the operator's signature. Refuse the request otherwise."""

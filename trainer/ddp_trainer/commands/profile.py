@@ -7,7 +7,8 @@ from typing import Any
 
 from ddp_trainer.errors import InputError
 from ddp_trainer.stop import StopFlag
-from ddp_wire.contract import Env, ExitCode
+from ddp_wire.contract import PROFILE_REQUEST, PROFILES, Env, ExitCode
+from ddp_wire.inspections import MOST_PROFILED_STEPS
 
 STEPS = 5
 """Default number of updates in a trace."""
@@ -64,10 +65,11 @@ def run(
         )
 
     from ddp_trainer.checkpoint.store.directory import replace_json  # noqa: PLC0415
-    from ddp_trainer.observe.trace import FOLDER, MOST_STEPS, REQUEST  # noqa: PLC0415
 
-    if not 1 <= options.steps <= MOST_STEPS or options.first < 0:
-        raise InputError(f"profile: --steps must be from 1 to {MOST_STEPS}, and --from 0 or more")
-    replace_json(Path(directory) / REQUEST, {"from": options.first, "steps": options.steps})
-    print(f"requested; rank 0 will write the trace to {Path(directory) / FOLDER}")
+    if not 1 <= options.steps <= MOST_PROFILED_STEPS or options.first < 0:
+        raise InputError(
+            f"profile: --steps must be from 1 to {MOST_PROFILED_STEPS}, and --from 0 or more"
+        )
+    replace_json(Path(directory) / PROFILE_REQUEST, {"from": options.first, "steps": options.steps})
+    print(f"requested; rank 0 will write the trace to {Path(directory) / PROFILES}")
     return ExitCode.OK

@@ -17,18 +17,12 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from ddp_trainer.observe.phases import PhaseTimer
 from ddp_wire.activity import Activity
+from ddp_wire.contract import PROFILE_REQUEST, PROFILES
 from ddp_wire.files import PlantedFileError, held_path, read_file, remove
+from ddp_wire.inspections import MOST_PROFILED_STEPS
 
-REQUEST = "PROFILE.json"
-"""Name of the request file in the run's directory. It is JSON with `steps`, the number of updates
-(default 1), and `from`, the first update (default: the next one)."""
-FOLDER = "profiles"
-"""Folder for profiles in the run's directory."""
 SUFFIX = ".pt.trace.json"
 """File name suffix by which TensorBoard finds profiles."""
-MOST_STEPS = 100
-"""Maximum number of updates in one profile. Viewers cannot open larger trace files."""
-
 _LARGEST_REQUEST = 1 << 16
 
 T = TypeVar("T")
@@ -98,7 +92,7 @@ class Trace:
         """
         if self._directory is None or self._profile is not None:
             return
-        path = self._directory / REQUEST
+        path = self._directory / PROFILE_REQUEST
         try:
             self._requested = _parse_request(read_file(path, _LARGEST_REQUEST))
             path.unlink()
@@ -149,7 +143,7 @@ class Trace:
             return None
         self._ranges.close()
         running.stop()
-        path = self._directory / FOLDER / f"steps-{self._first_step:08d}-{step:08d}{SUFFIX}"
+        path = self._directory / PROFILES / f"steps-{self._first_step:08d}-{step:08d}{SUFFIX}"
         with held_path(path.parent, self._directory) as folder:
             # Another pod cannot guess the name and plant a link there.
             pending = folder / f"{path.name}.{secrets.token_hex(4)}.tmp"
@@ -169,6 +163,7 @@ def _parse_request(text: bytes) -> tuple[int, int]:
     first, steps = document.get("from", 0), document.get("steps", 1)
     if not isinstance(first, int):
         raise ValueError(f'"from" must be a whole number, not {first!r}')  # noqa: TRY004
-    if not (isinstance(steps, int) and 1 <= steps <= MOST_STEPS):
-        raise ValueError(f'"steps" must be a whole number from 1 to {MOST_STEPS}, not {steps!r}')
+    if not (isinstance(steps, int) and 1 <= steps <= MOST_PROFILED_STEPS):
+        limit = MOST_PROFILED_STEPS
+        raise ValueError(f'"steps" must be a whole number from 1 to {limit}, not {steps!r}')
     return first, steps

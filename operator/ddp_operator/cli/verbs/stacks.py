@@ -1,44 +1,40 @@
 """`ddpjob stacks`."""
 
-import json
 from dataclasses import asdict
-from pathlib import Path
 
 import click
 
 from ddp_operator.cli.errors import one_sentence
-from ddp_operator.cli.options import RUNS
-from ddp_operator.client.client import local
+from ddp_operator.cli.options import Place, place_options
+from ddp_operator.cli.output import print_object
 from ddp_operator.client.errors import RequestError
-from ddp_operator.client.local_stacks import read_local_stacks
+from ddp_operator.client.rank_stacks import NO_ANSWER
 
 
 @click.command("stacks")
 @click.argument("name", metavar="JOB")
+@click.option("--rank", "ranks", type=click.IntRange(0), multiple=True, help="Rank to show.")
 @click.option(
-    "--dir",
-    "home",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=RUNS,
-    show_default=True,
-    help="Folder that --dir of `ddpjob run` named.",
+    "-o",
+    "--output",
+    type=click.Choice(["json", "yaml"]),
+    help="Format for programs. Default: text for people.",
 )
-@click.option("-o", "--output", type=click.Choice(["json"]), help="Format for programs.")
+@place_options
 @one_sentence
-def command(*, name: str, home: Path, output: str | None) -> None:
-    """Show where all ranks of a run of this machine are now.
+def command(*, name: str, ranks: tuple[int, ...], output: str | None, place: Place) -> None:
+    """Show where all ranks are now, as stacks of Python. The ranks go on.
 
-    The ranks go on. On a cluster the operator collects the stack of a rank that hangs, in
-    status.lastFailure.traceback.
+    On a cluster the ranks answer in the logs of their pods.
     """
-    job = local(home).get(name).read()
-    found = read_local_stacks(job.metadata.uid, job.spec.ranks_per_node)
+    job = place.client().get(name)
+    found = [one for one in job.stacks() if not ranks or one.rank in ranks]
     if not found:
-        raise RequestError(f"{name} has no ranks on this machine now")
+        raise RequestError(f"no rank of {name} has answered")
     if output is not None:
-        click.echo(json.dumps([asdict(one) for one in found], indent=2))
+        print_object([asdict(one) for one in found], output)
         return
     for one in found:
-        click.echo(click.style(f"rank {one.rank} (process {one.process})", bold=True))
-        click.echo(one.stacks or "no answer within 2 s")
+        click.echo(click.style(f"rank {one.rank}", bold=True))
+        click.echo(one.stacks or NO_ANSWER)
         click.echo()

@@ -37,7 +37,7 @@ from ddp_operator.cluster.kube.watch import Sink, watch_children, watch_nodes
 from ddp_operator.limits import PAGE, REQUESTS_IN_FLIGHT
 from ddp_operator.reconcile.plan import Event
 from ddp_operator.reconcile.pod_view import PodView
-from ddp_wire.messages import AttemptOrder
+from ddp_wire.messages import AttemptOrder, InspectionRequest
 
 _log = logging.getLogger(__name__)
 
@@ -225,3 +225,9 @@ class KubeCluster:
         """Implement `Cluster.send_order`."""
         self._connection.may_write()
         self._agents.send_order(address, secret, order, port)
+
+    def send_inspection(self, pods: Sequence[PodView], request: InspectionRequest) -> None:
+        """Implement `Cluster.send_inspection`."""
+        self._agents.send_inspection(
+            [(pod.ip, pod.agent_port, pod.secret) for pod in pods if pod.ip], request
+        )

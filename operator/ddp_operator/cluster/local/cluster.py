@@ -38,7 +38,7 @@ from ddp_operator.reconcile.pod_view import PodView
 from ddp_wire import contract
 from ddp_wire.contract import Env
 from ddp_wire.machine import cpu_count
-from ddp_wire.messages import AttemptOrder
+from ddp_wire.messages import AttemptOrder, InspectionRequest
 from ddp_wire.processes import adopt_orphans
 
 MAX_NODES = 100
@@ -261,6 +261,12 @@ class LocalCluster:
     def send_order(self, address: str, port: int, secret: str, order: AttemptOrder) -> None:
         """Implement `Cluster.send_order`."""
         self._agents.send_order(address, secret, order, port)
+
+    def send_inspection(self, pods: Sequence[PodView], request: InspectionRequest) -> None:
+        """Implement `Cluster.send_inspection`."""
+        self._agents.send_inspection(
+            [(pod.ip, pod.agent_port, pod.secret) for pod in pods if pod.ip], request
+        )
 
     def _store(self, job: Manifest) -> Manifest:
         self._set_version(job)
