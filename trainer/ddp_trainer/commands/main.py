@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import select
 import sys
 import time
 import traceback
@@ -46,6 +47,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add_working_directory()
     try:
         code = _run(sys.argv[1:] if arguments is None else arguments, os.environ, stop)
+        sys.stdout.flush()
+    except BrokenPipeError as error:
+        code = _closed_output(error)
     except ReportedError as error:
         code = _report(error, stop)
     except Exception:  # noqa: BLE001 - any failure ends the process here
@@ -116,6 +120,22 @@ def _report(error: ReportedError, stop: StopFlag) -> ExitCode:
         while not stop.requested and time.monotonic() < deadline:
             time.sleep(0.05)
     return error.code
+
+
+def _closed_output(error: BrokenPipeError) -> ExitCode:
+    """Return the exit code after a write to a closed pipe. Print any other cause as a traceback.
+
+    A reader like `head` closes standard output when it has read enough, which is no failure of
+    the command.
+    """
+    output = select.poll()
+    output.register(sys.stdout.fileno(), 0)
+    if not any(events & select.POLLERR for _, events in output.poll(0)):
+        traceback.print_exception(error)
+        return ExitCode.FAILED
+    # Python flushes standard output once more when the process ends.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return ExitCode.OK
 
 
 def _exit_now_if_in_process_group(code: ExitCode) -> None:
