@@ -92,10 +92,10 @@ def table(results: Sequence[Result]) -> str:
     for case in dict.fromkeys(r.case for r in results):
         of_case = {r.label: r for r in results if r.case is case}
         if case.lost_node is None:
-            lines.append(_row(case.name, of_case, labels, _seconds, f"{case.goal_seconds:.0f}"))
+            lines.append(_row(case.name, of_case, labels, _seconds, f"{case.goal_seconds:g}"))
             continue
         lines.append(_row(case.name, of_case, labels, _seconds, "-"))
-        name, goal = f"{case.name}, from its detection", f"{case.goal_seconds:.0f}"
+        name, goal = f"{case.name}, from its detection", f"{case.goal_seconds:g}"
         lines.append(_row(name, of_case, labels, _after_detection, goal))
     return "\n".join(lines)
 

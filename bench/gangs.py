@@ -135,6 +135,16 @@ class Ours:
     def stands_by(self) -> bool:
         return True
 
+    def state_lines(self) -> list[str]:
+        """Return what the pods print about the state from which they start and that they keep."""
+        lines = []
+        for pod in self.pods():
+            name = pod["metadata"]["name"]
+            log = self.job.kubectl("logs", name, "--tail=2000", "--ignore-errors=true")
+            words = (" kept ", "in memory", "resumed at", "ddp-agent: attempt")
+            lines += [f"{name} {one}" for one in log.splitlines() if any(w in one for w in words)]
+        return lines
+
     def phases(self, started: float) -> dict[str, float]:
         """Return the times in the job's `status.lastRecovery`, counted from the fault."""
         traces: list[JSON] = []

@@ -122,6 +122,8 @@ def measure_case(gang: MeasuredGang, case: Case, repeats: int, rng: random.Rando
         case.restore(gang)
         result.recoveries.append(recovery)
         print(f"{case.name}, {gang.label}: {recovery}", flush=True)
+        if recovery.repeated and isinstance(gang, Ours):
+            print("\n".join(gang.state_lines()), flush=True)
         failures_in_row = failures_in_row + 1 if recovery.seconds is None else 0
         if case.needs_new_setup or recovery.seconds is None or gang.affects_next_recovery():
             gang.stop()

@@ -51,7 +51,7 @@ def test_recovery_table_has_a_row_per_fault_and_four_columns_per_gang() -> None:
 def test_all_times_of_a_lost_node_are_measured_from_detection() -> None:
     found = Result(LOST, "ours", [Recovery(22.5, after_detection=5.0, back=23.25)])
     assert table([found]).splitlines()[-1] == (
-        f"| node lost, from its detection | 1 | 5.00 | 5.00 | {LOST.goal_seconds:.0f} | 5.75 | - |"
+        f"| node lost, from its detection | 1 | 5.00 | 5.00 | {LOST.goal_seconds:g} | 5.75 | - |"
     )
 
 
