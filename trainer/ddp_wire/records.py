@@ -3,12 +3,15 @@
 The agent creates the folder in memory and passes it to the ranks (`Env.RECORDS_DIR`). The ranks
 write records there (`ddp_trainer.checkpoint.records`). Before the agent ends ranks for another
 attempt, it writes the number of their attempt to `LEAVE_FILE`. Then each rank that gets SIGTERM
-writes its parts of a record, and the agent waits while one is being written.
+writes its parts of a record, and the agent waits while one is being written, or while a rank waits
+for the end of its update first.
 """
 
 import contextlib
 import json
+import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +22,7 @@ PENDING = ".tmp"
 PART_FILE = "part.json"
 """File with the description of a part, in the part's folder."""
 
+_LEAVING = "leaving-"
 _RECORD = re.compile(r"step-(?P<step>\d{8,16})\.attempt-(?P<attempt>\d{1,16})")
 _LARGEST_PART_FILE = 1 << 16
 
@@ -26,6 +30,8 @@ _LARGEST_PART_FILE = 1 << 16
 def ask_to_leave(folder: Path, attempt: int) -> None:
     """Write the number of the attempt whose ranks must write a record and end."""
     with contextlib.suppress(OSError):  # Without records the next attempt uses a checkpoint.
+        for left in folder.glob(f"{_LEAVING}*{PENDING}"):
+            left.unlink()  # Its rank was killed.
         (folder / LEAVE_FILE).write_text(str(attempt))
 
 
@@ -35,6 +41,19 @@ def must_leave(folder: Path, attempt: int) -> bool:
         return (folder / LEAVE_FILE).read_text() == str(attempt)
     except OSError:
         return False
+
+
+@contextlib.contextmanager
+def leaving(folder: Path) -> Iterator[None]:
+    """Tell the agent to wait for this process, which must write a record once its update ends."""
+    mark = folder / f"{_LEAVING}{os.getpid()}{PENDING}"
+    with contextlib.suppress(OSError):  # Then the agent waits only for the record itself.
+        mark.touch(mode=0o600)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            mark.unlink()
 
 
 class KeptSteps(NamedTuple):
@@ -82,7 +101,7 @@ def _needed_parts(record: Path) -> int:
 
 
 def is_written(folder: Path) -> bool:
-    """Return whether a rank writes a record now."""
+    """Return whether a rank writes a record now, or will do so when its update ends."""
     try:
         return any(entry.name.endswith(PENDING) for entry in folder.iterdir())
     except OSError:

@@ -1,23 +1,23 @@
-"""The checkpoints of a run in a directory that this machine can read."""
+"""The checkpoints of a run: in a directory of this machine, or on the claim of a cluster."""
 
 import json
+import shlex
 import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from ddp_operator.api.job import DDPJob
-from ddp_operator.builders.env import checkpoint_path
-from ddp_operator.builders.names import claim_name
+from ddp_operator.client.claim_reader import ClaimReader, inspect_command
 from ddp_operator.client.errors import RequestError
+from ddp_operator.client.jobs import Job
+from ddp_operator.client.run_folder import run_directory_of
 
 WEIGHTS = "model.safetensors"
 """File with the weights of a model in the directory of a checkpoint."""
 WHOLE = "whole"
 """State of a checkpoint that is complete and undamaged."""
-_MODULE = "ddp_trainer"
 _ENDED = (0, 1)
 """Exit codes of `ddp-trainer inspect` with a result: all are sound, and one is not."""
 
@@ -26,7 +26,7 @@ _ENDED = (0, 1)
 class RunCheckpoints:
     """The checkpoints in the directory of a run."""
 
-    directory: Path
+    directory: str
     found: list[dict[str, Any]]
     """One object for each checkpoint, newest first, as `ddp-trainer inspect -o json` prints it."""
     start: str
@@ -37,81 +37,148 @@ class RunCheckpoints:
         """Return the checkpoints that are not whole."""
         return [one for one in self.found if one["state"] != WHOLE]
 
+    def chosen(self, step: int | None) -> dict[str, Any]:
+        """Return the newest whole checkpoint, or that of an update.
 
-def run_directory_of(job: DDPJob, volumes: Path | None, place: str) -> Path:
-    """Return the directory of a run on this machine.
+        Raises:
+            RequestError: There is no such checkpoint.
+        """
+        all_whole = [one for one in self.found if one["state"] == WHOLE]
+        whole = [one for one in all_whole if step is None or one["step"] == step]
+        if not whole:
+            known = ", ".join(map(str, sorted({one["step"] for one in all_whole}))) or "none"
+            wanted = "checkpoint" if step is None else f"checkpoint of update {step}"
+            raise RequestError(
+                f"there is no whole {wanted}; whole ones are of the updates: {known}"
+            )
+        return whole[0]
 
-    Args:
-        job: The job of the run.
-        volumes: Folder that has the claims of a local run as folders, or None for a cluster.
-        place: Where the job is, in words.
+
+class Checkpoints(Protocol):
+    """Access to the checkpoints of a run."""
+
+    def inspect(self, *, quick: bool) -> RunCheckpoints:
+        """Return the checkpoints of the run.
+
+        Args:
+            quick: Whether to compare sizes only, and read no checksums.
+
+        Raises:
+            RequestError: The directory contains no run, or cannot be read.
+        """
+
+    def copy_weights(self, name: str, target: Path) -> None:
+        """Copy the weights of a checkpoint to a new safetensors file.
+
+        Raises:
+            RequestError: The weights cannot be read.
+            OSError: The file cannot be written.
+        """
+
+
+class DirectoryCheckpoints:
+    """Checkpoints in a directory of this machine."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def inspect(self, *, quick: bool) -> RunCheckpoints:
+        """Implement `Checkpoints.inspect`."""
+        if not self._directory.is_dir():
+            raise RequestError(f"{self._directory}: no such directory")
+        done = self._run(*inspect_command(str(self._directory), quick=quick)[1:])
+        if done.returncode not in _ENDED or not done.stdout:
+            raise RequestError(_sentence(done.stderr))
+        return _parsed(str(self._directory), done.stdout)
+
+    def copy_weights(self, name: str, target: Path) -> None:
+        """Implement `Checkpoints.copy_weights`."""
+        source = self._directory / name
+        if (source / WEIGHTS).is_file():
+            shutil.copyfile(source / WEIGHTS, target)
+            return
+        done = self._run(*_convert(str(source), str(target)))
+        if done.returncode:
+            raise RequestError(_sentence(done.stderr))
+
+    def _run(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
+        command = [sys.executable, *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+class ClaimCheckpoints:
+    """Checkpoints on the claim of a job on a cluster."""
+
+    def __init__(self, reader: ClaimReader) -> None:
+        self._reader = reader
+
+    def inspect(self, *, quick: bool) -> RunCheckpoints:
+        """Implement `Checkpoints.inspect`."""
+        directory = self._reader.directory
+        printed = self._reader.run(shlex.join(inspect_command(directory, quick=quick)))
+        _, brace, rest = "\n".join(printed.lines).partition("{")  # After warnings of libraries.
+        if printed.code not in _ENDED or not brace:
+            raise RequestError(_sentence(printed.error()))
+        return _parsed(directory, brace + rest)
+
+    def copy_weights(self, name: str, target: Path) -> None:
+        """Implement `Checkpoints.copy_weights`."""
+        source = f"{self._reader.directory}/{name}"
+        weights, copied = f"{source}/{WEIGHTS}", f"/tmp/{WEIGHTS}"  # noqa: S108 (in the container)
+        convert = shlex.join(["python", *_convert(source, copied)])
+        with target.open("wb") as output:
+            self._reader.copy(
+                f"test -f {shlex.quote(weights)} || {convert}", [weights, copied], output
+            )
+
+
+def checkpoints_of(job: Job) -> Checkpoints:
+    """Return the checkpoints of a job where they are.
 
     Raises:
-        RequestError: The job has no checkpoints, or they are on the volume of a cluster.
+        RequestError: The job has no checkpoints.
     """
-    claim = claim_name(job)
-    if claim is None:
-        raise RequestError(f"{job.metadata.name} has no spec.checkpoint, so it saves nothing")
+    volumes = job.backend.volumes(job.name)
     if volumes is None:
-        raise RequestError(
-            f"the checkpoints of {job.metadata.name} ({place}) are in {checkpoint_path(job)} on the"
-            f" volume of the claim {claim}: mount it, and name the directory with --run-dir"
-        )
-    return volumes / claim / checkpoint_path(job)
+        return ClaimCheckpoints(ClaimReader(job))
+    return DirectoryCheckpoints(run_directory_of(job.read(), volumes))
 
 
-def inspect(directory: Path, *, quick: bool) -> RunCheckpoints:
-    """Return the checkpoints in the directory of a run.
+def download(source: Checkpoints, step: int | None, output: Path) -> dict[str, Any]:
+    """Verify the checkpoints, and copy the weights of one to a file. Return the checkpoint.
 
     Args:
-        directory: Directory of the run.
-        quick: Whether to compare sizes only, and read no checksums.
-
-    Raises:
-        RequestError: The directory contains no run, or cannot be read.
-    """
-    if not directory.is_dir():
-        raise RequestError(f"{directory}: no such directory")
-    command = [sys.executable, "-m", _MODULE, "inspect", str(directory), "-o", "json"]
-    done = subprocess.run(
-        [*command, *(["--quick"] if quick else [])], capture_output=True, text=True, check=False
-    )
-    if done.returncode not in _ENDED or not done.stdout:
-        last = done.stderr.strip().splitlines()[-1:] or ["it printed nothing"]
-        raise RequestError(last[0].removeprefix("inspect: "))
-    document = json.loads(done.stdout)
-    return RunCheckpoints(directory, document["checkpoints"], document.get("start") or "")
-
-
-def download(checkpoints: RunCheckpoints, step: int | None, output: Path) -> dict[str, Any]:
-    """Copy the weights of a checkpoint to a file. Return the checkpoint.
-
-    Args:
-        checkpoints: Checkpoints whose checksums were read.
+        source: The checkpoints.
         step: Update of the checkpoint. None selects the newest one that is whole.
         output: Path of the file, which must not exist.
 
     Raises:
         RequestError: There is no such checkpoint, it is damaged, or the file cannot be written.
     """
-    whole = [one for one in checkpoints.found if one["state"] == WHOLE]
-    if step is not None:
-        whole = [one for one in whole if one["step"] == step]
-    if not whole:
-        steps = sorted({one["step"] for one in checkpoints.found if one["state"] == WHOLE})
-        known = ", ".join(map(str, steps)) or "none"
-        wanted = "checkpoint" if step is None else f"checkpoint of update {step}"
-        raise RequestError(f"there is no whole {wanted}; whole ones are of the updates: {known}")
-    source = checkpoints.directory / whole[0]["name"] / WEIGHTS
-    if not source.is_file():
-        raise RequestError(f"{source}: there is no such file; `ddp-trainer export` writes a model")
-    pending = output.with_name(f".{output.name}.tmp")
+    if output.exists():
+        raise RequestError(f"{output}: exists already")
+    chosen = source.inspect(quick=False).chosen(step)
+    pending = output.with_name(f".{output.stem}.tmp{output.suffix}")
     try:
-        if output.exists():
-            raise RequestError(f"{output}: exists already")
-        shutil.copyfile(source, pending)
+        source.copy_weights(chosen["name"], pending)
         pending.replace(output)
     except OSError as error:
-        pending.unlink(missing_ok=True)
         raise RequestError(f"{output}: cannot be written: {error.strerror}") from error
-    return whole[0]
+    finally:
+        pending.unlink(missing_ok=True)
+    return chosen
+
+
+def _convert(source: str, target: str) -> list[str]:
+    return ["-m", "ddp_trainer", "convert", source, target, "--to", "safetensors"]
+
+
+def _parsed(directory: str, text: str) -> RunCheckpoints:
+    document = json.loads(text)
+    return RunCheckpoints(directory, document["checkpoints"], document.get("start") or "")
+
+
+def _sentence(error: str) -> str:
+    """Return the last line of an error message, without the name of the command."""
+    last = error.strip().splitlines()[-1:] or ["it printed nothing"]
+    return last[0].removeprefix("inspect: ").removeprefix("convert: ")

@@ -16,7 +16,6 @@ import yaml
 
 from ddp_operator.api.job import DDPJob, parse_job
 from ddp_operator.client.backend import Json
-from ddp_operator.client.checkpoints import run_directory_of
 from ddp_operator.client.errors import NoSuchJobError, RequestError
 from ddp_operator.client.follow import JobFollower
 from ddp_operator.client.local_logs import LogFile
@@ -24,7 +23,14 @@ from ddp_operator.client.local_stacks import read_local_stacks
 from ddp_operator.client.log_lines import LogLine, LogParser, Wanted, in_order, wanted_lines
 from ddp_operator.client.rank_stacks import RankStack
 from ddp_operator.client.run_events import history_files, read_lines
-from ddp_operator.client.run_folder import JOB_FILE, is_running, load_events, load_job, owner
+from ddp_operator.client.run_folder import (
+    JOB_FILE,
+    is_running,
+    load_events,
+    load_job,
+    owner,
+    run_directory_of,
+)
 from ddp_operator.report.rows import ENDS, state_of
 from ddp_wire.contract import PROFILE_REQUEST, PROFILES
 from ddp_wire.files import replace_file
@@ -232,7 +238,7 @@ class LocalJobs:
         if job.spec.task is None:
             raise RequestError("only the bundled loop writes traces, and the job has a command")
         name = job.metadata.name
-        directory = run_directory_of(job, self.volumes(name), self.place)
+        directory = run_directory_of(job, self.volumes(name))
         try:
             request = json.dumps({"from": 0, "steps": steps})
             replace_file(directory / PROFILE_REQUEST, request)

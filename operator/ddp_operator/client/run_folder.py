@@ -13,6 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from ddp_operator.api.job import DDPJob, InvalidJobError, parse_job
+from ddp_operator.builders.env import checkpoint_path
+from ddp_operator.builders.names import claim_name
+from ddp_operator.client.errors import RequestError
 from ddp_operator.cluster.errors import ClusterError
 from ddp_wire.files import open_to_read, read_file
 
@@ -158,3 +161,19 @@ def _check(home: Path) -> None:
     except OSError as error:
         sentence = f"--dir: must name a folder that can be written, got {home}: {error.strerror}"
         raise ClusterError(sentence) from error
+
+
+def run_directory_of(job: DDPJob, volumes: Path) -> Path:
+    """Return the directory of a run on this machine.
+
+    Args:
+        job: The job of the run.
+        volumes: Folder that has the claims of the run as folders.
+
+    Raises:
+        RequestError: The job has no checkpoints.
+    """
+    claim = claim_name(job)
+    if claim is None:
+        raise RequestError(f"{job.metadata.name} has no spec.checkpoint, so it saves nothing")
+    return volumes / claim / checkpoint_path(job)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ddp_agent.processes.records import RecordsFolder
-from ddp_wire.records import PART_FILE, must_leave
+from ddp_wire.records import PART_FILE, leaving, must_leave
 
 
 def test_folder_belongs_to_the_agent_alone_and_ends_with_it(tmp_path: Path) -> None:
@@ -85,6 +85,18 @@ def test_request_to_leave_is_for_one_attempt(tmp_path: Path) -> None:
     assert not folder.is_written()
     (folder.path / "step-00000005.attempt-2.tmp").mkdir()
     assert folder.is_written()
+
+
+def test_mark_of_a_killed_rank_does_not_delay_a_later_attempt(tmp_path: Path) -> None:
+    folder = RecordsFolder("uid", 0, tmp_path)
+    assert folder.path is not None
+    with leaving(folder.path):
+        assert folder.is_written()
+        (killed,) = folder.path.glob("leaving-*")
+    assert not folder.is_written()
+    killed.touch()
+    folder.ask_to_leave(3)
+    assert not folder.is_written()
 
 
 def test_node_reports_whole_records_and_the_parts_of_all_its_ranks(tmp_path: Path) -> None:

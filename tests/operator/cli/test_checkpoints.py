@@ -8,7 +8,7 @@ from click.testing import CliRunner, Result
 
 from ddp_operator.cli.main import main
 from ddp_operator.client import RequestError
-from ddp_operator.client.checkpoints import RunCheckpoints, download
+from ddp_operator.client.checkpoints import DirectoryCheckpoints, download
 from tests.operator.client.jobs_api import JobsApi
 from tests.operator.client.test_cluster_jobs import running
 
@@ -48,16 +48,6 @@ def test_checkpoints_of_a_real_run_are_listed_verified_and_downloaded(tmp_path: 
     assert f"there is no whole checkpoint of update {newest['step']}; whole ones" in ended.stderr
 
 
-def test_volume_of_a_cluster_is_named_with_the_directory(cluster: JobsApi) -> None:
-    cluster.put(running(checkpoint={"claimName": "shared", "path": "runs/digits"}))
-    ended = run("checkpoints", "list", "digits")
-    assert ended.exit_code == 2
-    assert (
-        "are in runs/digits on the volume of the claim shared: mount it, and name the directory"
-        " with --run-dir" in ended.stderr
-    )
-
-
 def test_job_without_checkpoints_says_so(cluster: JobsApi) -> None:
     cluster.put(running())
     ended = run("checkpoints", "verify", "digits")
@@ -83,7 +73,6 @@ def test_existing_file_is_not_replaced(tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "model.safetensors").write_bytes(b"new")
     (tmp_path / "model").write_bytes(b"old")
-    found = [{"name": "step-1", "state": "whole", "step": 1}]
     with pytest.raises(RequestError, match="exists already"):
-        download(RunCheckpoints(tmp_path, found, "step-1"), None, tmp_path / "model")
+        download(DirectoryCheckpoints(tmp_path), None, tmp_path / "model")
     assert (tmp_path / "model").read_bytes() == b"old"

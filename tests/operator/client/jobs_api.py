@@ -25,6 +25,8 @@ class JobsApi:
         """Logs by the name of the pod."""
         self.refused: dict[tuple[str, str], tuple[int, str]] = {}
         """Status and message of requests that are refused, by method and end of the path."""
+        self.on_creation: Callable[[JSON], None] = lambda _: None
+        """Function that is called with each created object, which it may change."""
         self.on_annotation: Callable[[str | None], None] = lambda _: None
         """Function that is called with the value of each changed annotation of a job."""
         self.requests: list[tuple[str, str, Any]] = []
@@ -97,6 +99,7 @@ class JobsApi:
             if "dryRun" not in query:
                 metadata = {"uid": f"uid-{len(self.objects)}", **body["metadata"]}
                 self.objects[full] = {**body, "metadata": metadata}
+                self.on_creation(self.objects[full])
                 return 201, self.objects[full]
             return 201, body
         if method == "GET" and path.rpartition("/")[2] in {"ddpjobs", "pods", "events"}:

@@ -107,7 +107,7 @@ def test_rank_whose_stream_waits_in_a_reduction_keeps_the_state_before_it(
     training = threading.Thread(target=loop, args=(run, survivor), daemon=True)
     training.start()
     assert device.stopped.wait(30)
-    survivor._leave()
+    survivor._leave(tmp_path)
     assert codes == [85]
     assert names(tmp_path) == ["step-00000004.attempt-0"]
     device.stops_at = None

@@ -24,9 +24,9 @@ from ddp_trainer.errors import ReportedError
 from ddp_trainer.ranks.environment import Ranks
 from ddp_trainer.report.checks import warn
 from ddp_wire.exit_codes import ExitCode
-from ddp_wire.records import must_leave
+from ddp_wire.records import leaving, must_leave
 
-_GATE_SECONDS = 30.0
+_GATE_SECONDS = 5.0
 """Maximum seconds for which a script that must leave waits for the end of its update."""
 
 
@@ -102,10 +102,11 @@ class StateKeeper:
         return asked
 
     def _leave(self) -> None:
-        with self._gate.held(_GATE_SECONDS) as whole:
+        with leaving(self._folder), self._gate.held(_GATE_SECONDS) as whole:
             if whole:
                 self._write()
-                os._exit(ExitCode.PREEMPTED)
+        if whole:
+            os._exit(ExitCode.PREEMPTED)
 
     def _write(self) -> None:
         """Write the state, unless the script is inside an update or before the first one."""

@@ -21,6 +21,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from ddp_trainer.checkpoint import records
@@ -38,10 +39,11 @@ from ddp_trainer.run.run import Run
 from ddp_trainer.run.saving import state_of
 from ddp_trainer.run.settling import settle
 from ddp_wire.contract import ExitCode
-from ddp_wire.records import must_leave
+from ddp_wire.records import leaving, must_leave
 
-GATE_SECONDS = 30.0
-"""Maximum seconds for which a rank that must leave waits for the end of its update."""
+GATE_SECONDS = 5.0
+"""Maximum seconds for which a rank that must leave waits for the end of its update. The next
+attempt waits as long for a rank that hangs in one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,13 +111,15 @@ class Survivor:
     def leave_if_asked(self) -> None:
         """Write a record and end the process, if the agent asked for it. Return at once."""
         if self._folder is not None and must_leave(self._folder, self._run.attempt):
-            threading.Thread(target=self._leave, name="survivor", daemon=True).start()
+            leave = partial(self._leave, self._folder)
+            threading.Thread(target=leave, name="survivor", daemon=True).start()
 
-    def _leave(self) -> None:
-        with self._run.learner.gate.held(GATE_SECONDS) as whole:
+    def _leave(self, folder: Path) -> None:
+        with leaving(folder), self._run.learner.gate.held(GATE_SECONDS) as whole:
             if whole:
                 self._write()
-                os._exit(ExitCode.PREEMPTED)
+        if whole:
+            os._exit(ExitCode.PREEMPTED)
 
     def _write(self, *, saves: bool = False) -> None:
         """Write the parts of a record. Print a sentence about it, because nobody else reports.

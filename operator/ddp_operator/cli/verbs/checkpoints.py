@@ -14,10 +14,11 @@ from ddp_operator.cli.options import Place, place_options
 from ddp_operator.cli.output import print_object, print_table
 from ddp_operator.client.checkpoints import (
     WHOLE,
+    Checkpoints,
+    DirectoryCheckpoints,
     RunCheckpoints,
+    checkpoints_of,
     download,
-    inspect,
-    run_directory_of,
 )
 
 _HEAD = ("UPDATE", "STATE", "ATTEMPT", "SIZE", "WRITTEN BY", "NAME")
@@ -26,11 +27,14 @@ _THOUSAND = 1000
 
 @click.group("checkpoints")
 def command() -> None:
-    """List, verify or download the checkpoints of a job."""
+    """List, verify or download the checkpoints of a job.
+
+    On a cluster a temporary job with one process reads the claim, and prints into its log.
+    """
 
 
 def _of_run(verb: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the job and the options that find its directory. The verb gets `directory`."""
+    """Add the job and the options that find its checkpoints. The verb gets them as `source`."""
 
     @click.argument("name", metavar="JOB")
     @click.option(
@@ -42,11 +46,12 @@ def _of_run(verb: Callable[..., Any]) -> Callable[..., Any]:
     @one_sentence
     @functools.wraps(verb)
     def call(*, name: str, run_dir: Path | None, place: Place, **kwargs: Any) -> Any:
+        source: Checkpoints
         if run_dir is None:
-            client = place.client()
-            backend, job = client.backend, client.get(name).read()
-            run_dir = run_directory_of(job, backend.volumes(name), backend.place)
-        return verb(directory=run_dir, **kwargs)
+            source = checkpoints_of(place.client().get(name))
+        else:
+            source = DirectoryCheckpoints(run_dir)
+        return verb(source=source, **kwargs)
 
     return call
 
@@ -62,20 +67,20 @@ _OUTPUT = click.option(
 @command.command("list")
 @_OUTPUT
 @_of_run
-def list_all(*, directory: Path, output: str | None) -> None:
+def list_all(*, source: Checkpoints, output: str | None) -> None:
     """List the checkpoints of a job, newest first. Only their sizes are compared."""
-    _show(inspect(directory, quick=True), output)
+    _show(source.inspect(quick=True), output)
 
 
 @command.command("verify")
 @_OUTPUT
 @_of_run
-def verify(*, directory: Path, output: str | None) -> None:
+def verify(*, source: Checkpoints, output: str | None) -> None:
     """Read all checkpoints of a job, and compare their checksums.
 
     The exit code is 1 if one of them is damaged.
     """
-    found = inspect(directory, quick=False)
+    found = source.inspect(quick=False)
     _show(found, output)
     sys.exit(CommandCode.FAILED if found.damaged else CommandCode.OK)
 
@@ -91,16 +96,16 @@ def verify(*, directory: Path, output: str | None) -> None:
     help="Path of the file, which must not exist.",
 )
 @_of_run
-def download_model(*, directory: Path, step: int | None, output: Path) -> None:
+def download_model(*, source: Checkpoints, step: int | None, output: Path) -> None:
     """Verify the checkpoints of a job, and copy the weights of one to a safetensors file."""
-    chosen = download(inspect(directory, quick=False), step, output)
+    chosen = download(source, step, output)
     size = _size_text(output.stat().st_size)
     click.echo(f"{output}: the weights of update {chosen['step']:,}, {size}")
 
 
 def _show(found: RunCheckpoints, output: str | None) -> None:
     if output is not None:
-        run = {"directory": str(found.directory), "start": found.start}
+        run = {"directory": found.directory, "start": found.start}
         print_object({**run, "checkpoints": found.found}, output)
     elif found.found:
         rows = [
