@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.torture import kills, operations
-from tests.torture.attempts import Attempt
+from tests.torture.attempts import RUN, Attempt
 from tests.torture.cases import Counts, play, sample
 from tests.torture.damage import KINDS, flip
 from tests.torture.lab import RESUMED, Bad, Lab, newest_whole, open_lab
@@ -121,6 +121,16 @@ def test_loss_of_power_loses_what_was_not_flushed(tmp_path: Path) -> None:
     assert result.unsynced.lose(tmp_path) == 2
     found = {path.name: path.read_text() for path in (tmp_path / "run").iterdir()}
     assert found == {"kept": "contents", "torn": "cont"}
+
+
+def test_start_from_a_newer_record_reads_no_file_of_a_checkpoint(lab: Lab) -> None:
+    (row,) = (row for row in ROWS if row.name == "a load from memory")
+    found = [one for one in row.recorded(lab) if one.path.startswith(f"{RUN}/")]
+    read = {one.path for one in found if one.name in {"read", "pread64", "readv"}}
+    assert read <= {f"{RUN}/FENCE.json", f"{RUN}/history.jsonl"}
+    inside = [one for one in found if one.path.startswith(f"{RUN}/step-")]
+    assert [one.path for one in inside] == [f"{RUN}/step-00000008.attempt-1"]
+    assert "open" not in inside[0].name  # A look at its time.
 
 
 def test_verdict_finds_a_state_that_was_never_saved(lab: Lab) -> None:
