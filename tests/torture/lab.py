@@ -54,7 +54,7 @@ class Lab:
 
     def prepare(self) -> None:
         """Train the undisturbed run."""
-        folder = self._new()
+        folder = self.folder()
         result = operations.run(lambda: attempts.undisturbed(folder), folder)
         if not result.answer:
             raise AssertionError(f"the undisturbed run has failed: {result.output}")
@@ -68,7 +68,7 @@ class Lab:
     def template(self, name: str, *done: Attempt) -> Path:
         """Return a folder in which some attempts have run. It must not be changed."""
         if name not in self._templates:
-            home = self._new()
+            home = self.folder()
             (home / RECORDS).mkdir()
             for attempt in done:
                 self.attempt(home, attempt)
@@ -77,7 +77,7 @@ class Lab:
 
     def copy(self, template: Path) -> Path:
         """Return a new folder with the same content."""
-        home = self._new()
+        home = self.folder()
         home.rmdir()
         return Path(shutil.copytree(template, home, symlinks=True))
 
@@ -130,7 +130,8 @@ class Lab:
         """Delete the folder of a case."""
         shutil.rmtree(home, ignore_errors=True)
 
-    def _new(self) -> Path:
+    def folder(self) -> Path:
+        """Return a new folder."""
         self._count += 1
         folder = self.home / str(self._count)
         folder.mkdir()

@@ -18,7 +18,7 @@ from tests.torture.writes import ROWS
 pytestmark = pytest.mark.slow
 SAMPLE = {
     "interruptions": 16, "power": 5, "errors": 16, "flips": 12, "files": 8, "writers": 3,
-    "ranks": 3, "clocks": 3, "hostile": 8,
+    "ranks": 3, "clocks": 3, "hostile": 8, "stores": 40,
 }  # fmt: skip
 """Number of cases by part."""
 KILLS = 5
