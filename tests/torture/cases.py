@@ -22,6 +22,8 @@ PARTS: dict[str, Callable[[Lab], Iterator[Case]]] = {
     "clocks": volumes.clocks,
     "hostile": hostile.plants,
     "stores": stores.faults,
+    "gangs": interruptions.gangs,
+    "shards": damage.shards,
     "tenants": hostile.tenants,
 }
 """Kinds of faults by the name of their part."""
