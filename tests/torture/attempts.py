@@ -38,7 +38,7 @@ EVERY = 4
 """Updates between two checkpoints."""
 ALONE = Ranks()
 """The only rank of a run."""
-PEER_SECONDS = 50
+PEER_SECONDS = 120
 """Maximum seconds that a rank waits for another one."""
 RUN, RECORDS = "run", "records"
 """Folders of a case: the directory with checkpoints, and the records of the node."""

@@ -21,6 +21,8 @@ SAMPLE = {
     "ranks": 3, "clocks": 3, "hostile": 8, "stores": 40,
 }  # fmt: skip
 """Number of cases by part."""
+GANG_SAMPLE = {"gangs": 4, "shards": 8}
+"""The same, for runs of two ranks."""
 KILLS = 5
 
 
@@ -32,11 +34,12 @@ def lab() -> Iterator[Lab]:
 
 
 @pytest.mark.timeout(900)
-def test_sample_of_all_faults_has_no_bad_outcome(lab: Lab) -> None:
+@pytest.mark.parametrize("wanted", [SAMPLE, GANG_SAMPLE], ids=["one rank", "two ranks"])
+def test_sample_of_all_faults_has_no_bad_outcome(lab: Lab, wanted: dict[str, int]) -> None:
     counts = Counts()
-    play(sample(lab, SAMPLE), counts)
+    play(sample(lab, wanted), counts)
     assert counts.bad == [], f"SEED={lab.seed}"
-    assert sum(each.total() for each in counts.seen.values()) == sum(SAMPLE.values())
+    assert sum(each.total() for each in counts.seen.values()) == sum(wanted.values())
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
