@@ -1,7 +1,7 @@
 """Attempts of a small run: one that trains and writes, and one that only starts.
 
-The run is the bundled loop on one rank, with each kind of file that a checkpoint can have. All
-attempts are forks of this process, which has imported torch.
+The run is the bundled loop on one or more ranks, with each kind of file that a checkpoint can have.
+All ranks are forks of this process, which has imported torch.
 """
 
 import hashlib
@@ -36,6 +36,10 @@ LAST = 24
 """Number of updates of the run."""
 EVERY = 4
 """Updates between two checkpoints."""
+ALONE = Ranks()
+"""The only rank of a run."""
+PEER_SECONDS = 120
+"""Maximum seconds that a rank waits for another one."""
 RUN, RECORDS = "run", "records"
 """Folders of a case: the directory with checkpoints, and the records of the node."""
 SETTINGS: dict[str, Any] = {
@@ -68,25 +72,39 @@ class Attempt:
     copies: int | None = None
     """Updates between two copies to memory. None for no copies."""
     job: str = JOB
+    strategy: str = "ddp"
+    world: int = 1
+    """Number of ranks. They divide the write of each checkpoint."""
+    every: int = EVERY
+    """Updates between two checkpoints."""
+    background: bool = False
+    """Whether a process writes the checkpoints, except the last one."""
     settings: dict[str, Any] = field(default_factory=dict)
 
     def request(self, home: Path) -> RunRequest:
         """Return the request of this attempt in a case's folder."""
         probe = PROBE | {"die_rank": 0, "die_after": self.fail_after, "die_how": "raise"}
         checkpoint: dict[str, Any] = {
-            "every_steps": EVERY, "keep": 2, "memory_every_steps": self.copies
+            "every_steps": self.every, "keep": 2, "memory_every_steps": self.copies,
+            "background": self.background,
         }  # fmt: skip
+        if self.world > 1:
+            checkpoint["part_mb"] = 1e-6
+            # Each save averages the statistics of all ranks, so they depend on the saves before.
+            probe["batch_norm"] = False
         if self.volume:
             checkpoint["directory"] = str(home / RUN)
-        settings = SETTINGS | {"task": probe, "checkpoint": checkpoint} | self.settings
+        parallel = {"strategy": self.strategy, "timeout_seconds": PEER_SECONDS}
+        settings = SETTINGS | {"task": probe, "checkpoint": checkpoint, "parallel": parallel}
+        settings |= self.settings
         records = home / RECORDS if self.memory else None
         return RunRequest(TASK, resolve(settings), self.number, self.job, records)
 
-    def train(self, home: Path) -> str:
+    def train(self, home: Path, ranks: Ranks = ALONE) -> str:
         """Train in this process, as the command does. Return the sentence of a reported error."""
         with _quick():
             try:
-                train(self.request(home), Ranks(), StopFlag(), HeartbeatWriter(None, Ranks(), 0))
+                train(self.request(home), ranks, StopFlag(), HeartbeatWriter(None, ranks, 0))
             except ReportedError as error:
                 return str(error)
             except RuntimeError as error:
@@ -94,16 +112,16 @@ class Attempt:
                     raise
         return ""
 
-    def start(self, home: Path) -> str:
+    def start(self, home: Path, ranks: Ranks = ALONE) -> str:
         """Start in this process without training. Return a description of the state as JSON."""
         with _quick():
             try:
                 run = open_run(
-                    self.request(home), Ranks(), StopFlag(), HeartbeatWriter(None, Ranks(), 0)
+                    self.request(home), ranks, StopFlag(), HeartbeatWriter(None, ranks, 0)
                 )
             except ReportedError as error:
                 return json.dumps({"refused": str(error), "code": int(error.code)})
-        return json.dumps({"step": run.position.step, "digest": digest(run)})
+            return json.dumps({"step": run.position.step, "digest": digest(run)})
 
     def survive(self, home: Path, records: Path) -> str:
         """Train in this process until the task fails, and keep the state in another folder."""
@@ -130,9 +148,10 @@ def _quick() -> Iterator[None]:
 
 
 def digest(run: Run) -> str:
-    """Return a hash of the whole state of a run: all tensors, and the position."""
+    """Return a hash of the whole state of a run: all tensors, and the position. Rank 0 has it."""
     taken = gather(run.learner, run.task)
-    assert taken is not None
+    if taken is None:
+        return ""
     own = {name: getattr(state_of(run), name) for name in _STATE}
     own["nonfinite"] = own["nonfinite"].model_dump()
     return hashed(taken, own)
@@ -162,14 +181,21 @@ class _Witness(Survivor):
         self.digests[self.run.position.step] = digest(self.run)
 
 
-def undisturbed(home: Path) -> str:
-    """Train the whole run without a checkpoint. Return the hash of its state by step, as JSON."""
-    request = Attempt(1, volume=False, memory=False).request(home)
+def undisturbed(attempt: Attempt, home: Path, ranks: Ranks) -> str:
+    """Train the whole run without a checkpoint. Return the hash of its state by step, as JSON.
+
+    Args:
+        attempt: An attempt with the same ranks.
+        home: Folder of the case.
+        ranks: This process's rank.
+    """
+    alone = Attempt(1, volume=False, memory=False, strategy=attempt.strategy, world=attempt.world)
     with _quick():
-        run = open_run(request, Ranks(), StopFlag(), HeartbeatWriter(None, Ranks(), 0))
+        heartbeats = HeartbeatWriter(None, ranks, 0)
+        run = open_run(alone.request(home), ranks, StopFlag(), heartbeats)
         witness = _Witness(run)
         loop(run, witness)
-    return json.dumps(witness.digests | {run.position.step: digest(run)})
+        return json.dumps(witness.digests | {run.position.step: digest(run)})
 
 
 def _set_environment() -> None:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from tests.torture import damage, hostile, interruptions, races, volumes
+from tests.torture import damage, hostile, interruptions, races, stores, volumes
 from tests.torture.lab import OUTCOMES, Bad, Case, Lab
 
 PARTS: dict[str, Callable[[Lab], Iterator[Case]]] = {
@@ -21,6 +21,9 @@ PARTS: dict[str, Callable[[Lab], Iterator[Case]]] = {
     "read-only": volumes.read_only,
     "clocks": volumes.clocks,
     "hostile": hostile.plants,
+    "stores": stores.faults,
+    "gangs": interruptions.gangs,
+    "shards": damage.shards,
     "tenants": hostile.tenants,
 }
 """Kinds of faults by the name of their part."""

@@ -1,8 +1,9 @@
 """Damage states at rest: flipped bits, cut, missing and exchanged files, and mixed attempts."""
 
+import itertools
 import shutil
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from tests.torture.lab import Case, Lab
 
 FLIPS = 200
 """Flipped bits per kind of state."""
+SHARD_FLIPS = 40
+"""The same, for states of several ranks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +48,42 @@ KINDS = (
 )  # fmt: skip
 
 
-def flips(lab: Lab) -> Iterator[Case]:
+_SHARDED = replace(_SAVED, strategy="fsdp2", world=2)
+_NEXT = replace(_SHARDED, number=2, fail_after=-1)
+
+
+def _shards_of(strategy: str) -> Iterator[Kind]:
+    """Yield the parts of a record of two ranks."""
+    before = replace(_KEPT, strategy=strategy, world=2)
+    name = "records/step-00000010.attempt-1"
+    for part in ("", ".rank-0", ".rank-1"):
+        yield Kind(
+            f"part {part or 'of all ranks'} of a record, {strategy}",
+            (before,),
+            replace(before, number=2, fail_after=-1),
+            f"{name}{part}",
+            "run/step-00000008.attempt-1",
+        )
+
+
+SHARDS = (
+    Kind("a checkpoint in parts", (_SHARDED,), _NEXT, "run/step-00000008.attempt-1",
+         "run/step-00000004.attempt-1"),
+    *_shards_of("fsdp2"),
+    *_shards_of("zero1"),
+)  # fmt: skip
+"""Kinds of states of several ranks."""
+
+
+def shards(lab: Lab) -> Iterator[Case]:
+    """Yield damage to states of several ranks: flipped bits, and changes of files and folders."""
+    yield from flips(lab, SHARDS[:2], SHARD_FLIPS)
+    yield from changes(lab, SHARDS)
+
+
+def flips(lab: Lab, kinds: Iterable[Kind] = KINDS, number: int = FLIPS) -> Iterator[Case]:
     """Yield flips of one bit each, over every file of a run."""
-    for kind in KINDS:
+    for kind in kinds:
         rng = lab.random(kind.name)
         template = lab.template(f"{kind.name} at rest", *kind.before)
         files = sorted(
@@ -55,20 +91,19 @@ def flips(lab: Lab) -> Iterator[Case]:
             for path in template.rglob("*")
             if path.is_file() and path.stat().st_size and path.name != "output.txt"
         )
-        for number in range(FLIPS):
-            file = files[number % len(files)]
+        for file in itertools.islice(itertools.cycle(files), number):
             bit = rng.randrange(8 * (template / file).stat().st_size)
             yield Case("bit flipped", f"{kind.name}: bit {bit} of {file}",
                        partial(_play, lab, kind, partial(flip, file, bit)))  # fmt: skip
 
 
-def changes(lab: Lab) -> Iterator[Case]:
+def changes(lab: Lab, kinds: Iterable[Kind] = KINDS) -> Iterator[Case]:
     """Yield changes of whole files and folders."""
-    for kind in KINDS:
+    for kind in kinds:
         template = lab.template(f"{kind.name} at rest", *kind.before)
         (folder,) = template.glob(kind.newest)
         for file in sorted(path.name for path in folder.iterdir()):
-            for name, act in _of_file(kind, file):
+            for name, act in _of_file(lab, kind, file):
                 yield Case(name, f"{kind.name}: {name}: {file}", partial(_play, lab, kind, act))
         for name, act in _of_folder(kind):
             yield Case("mixed attempts", f"{kind.name}: {name}", partial(_play, lab, kind, act))
@@ -77,7 +112,7 @@ def changes(lab: Lab) -> Iterator[Case]:
 Act = Callable[[Path], None]
 
 
-def _of_file(kind: Kind, file: str) -> Iterator[tuple[str, Act]]:
+def _of_file(lab: Lab, kind: Kind, file: str) -> Iterator[tuple[str, Act]]:
     path = f"{kind.newest}/{file}"
     for part in (0.0, 0.5, 0.999):
         yield "cut", partial(_cut, path, part)
@@ -85,6 +120,7 @@ def _of_file(kind: Kind, file: str) -> Iterator[tuple[str, Act]]:
     yield "missing", partial(_remove, path)
     if kind.older:
         yield "mixed attempts", partial(_exchange, path, f"{kind.older}/{file}")
+    yield "mixed runs", partial(_exchange_with_other_run, lab, kind, path)
 
 
 def _of_folder(kind: Kind) -> Iterator[tuple[str, Act]]:
@@ -109,7 +145,8 @@ def _play(lab: Lab, kind: Kind, act: Act) -> str:
     home = kind.home(lab)
     act(home)
     # The manifest does not cover the files about a record, such as its description.
-    planted = Path(kind.newest).name if kind.newest.startswith(RECORDS) else ""
+    name = Path(kind.newest).name.partition(".rank-")[0]
+    planted = name if kind.newest.startswith(RECORDS) else ""
     verdict = lab.start(home, kind.next, planted)
     lab.clean(home)
     return verdict
@@ -156,6 +193,12 @@ def _exchange(file: str, other: str, home: Path) -> None:
         shutil.copyfile(home / other, home / file)
     else:
         (home / file).unlink()
+
+
+def _exchange_with_other_run(lab: Lab, kind: Kind, file: str, home: Path) -> None:
+    """Take a file from a run with other settings, which has a state of the same name."""
+    other = (replace(attempt, settings={"clip_norm": 0.01}) for attempt in kind.before)
+    _exchange(file, str(lab.template(f"{kind.before} of another run", *other) / file), home)
 
 
 def _mix(path: str, other: str, home: Path) -> None:

@@ -1,26 +1,39 @@
 """Kill the process at each file operation, lose power there, or let the operation fail."""
 
 import errno
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import count
 
 from tests.torture import operations
-from tests.torture.lab import REFUSED, Bad, Case, Lab, orderly
+from tests.torture.lab import Bad, Case, Lab, orderly
 from tests.torture.operations import KILL, Decide, Operation
-from tests.torture.writes import ROWS, Row
+from tests.torture.writes import GANGS, ROWS, Row
 
 ERRORS = ("EIO", "ESTALE", "ENOSPC", "EROFS")
 _LENGTHS = (("once", 1), ("in a burst", 6), ("from then on", 10**9))
 """Numbers of operations that fail. A burst is longer than the tries of one access."""
 
 
-def kills(lab: Lab) -> Iterator[Case]:
+def kills(lab: Lab, rows: Iterable[Row] = ROWS, fault: str = "killed") -> Iterator[Case]:
     """Yield a case for each point at which a process can be killed."""
-    for row in ROWS:
+    for row in rows:
         for operation, how in operations.each(row.recorded(lab, reads=False)):
-            yield Case("killed", f"{row.name}: {how} at {operation}",
+            yield Case(fault, f"{row.name}: {how} at {operation}",
                        partial(_kill, lab, row, operation, how))  # fmt: skip
+
+
+def gangs(lab: Lab) -> Iterator[Case]:
+    """Yield kills and errors of one of several ranks, of which each writes or reads a part.
+
+    Each kill is played, and each third error, because a case of two ranks takes seconds.
+    """
+    for row in GANGS:
+        yield from kills(lab, [row], "one of two ranks killed")
+        for operation in row.recorded(lab, reads=False)[::3]:
+            decide = partial(_fails, errno.EIO, operation.number, operation.number + 1)
+            yield Case("EIO on one of two ranks", f"{row.name}: EIO at {operation}",
+                       partial(_fail, lab, row, decide, reads=False))  # fmt: skip
 
 
 def power_losses(lab: Lab) -> Iterator[Case]:
@@ -53,22 +66,14 @@ def _kill(lab: Lab, row: Row, at: Operation, how: str, *, power: bool = False) -
         raise Bad("the killed process hangs")
     if power:
         result.unsynced.lose(home)
-    verdict = lab.start(home, row.next)
-    lab.clean(home)
-    if verdict == REFUSED:
-        raise Bad("the next start refuses what a kill has left")
-    return verdict
+    return lab.resumed(home, row.next, "a kill")
 
 
-def _fail(lab: Lab, row: Row, decide: Decide) -> str:
+def _fail(lab: Lab, row: Row, decide: Decide, *, reads: bool = True) -> str:
     """Let operations fail, and return the verdict on the next start."""
     home = row.home(lab)
-    orderly(row.play(home, decide))
-    verdict = lab.start(home, row.next)
-    lab.clean(home)
-    if verdict == REFUSED:
-        raise Bad("the next start refuses what a failing volume has left")
-    return verdict
+    orderly(row.play(home, decide, reads=reads))
+    return lab.resumed(home, row.next, "a failing volume")
 
 
 def _fails(code: int, first: int, end: int, now: Operation) -> int | None:

@@ -8,9 +8,10 @@ import tempfile
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
-from tests.torture import attempts, operations
+from tests.torture import attempts, gangs
 from tests.torture.attempts import RECORDS, RUN, Attempt
 from tests.torture.operations import Decide, Operation, Result
 
@@ -42,24 +43,27 @@ OUTCOMES = (RESUMED, OLDER, REFUSED, BEGAN, HELD)
 
 @dataclass(slots=True)
 class Lab:
-    """Folders of all cases, and the hash of the state after each update of an undisturbed run."""
+    """Folders of all cases, and the hash of the state after each update of undisturbed runs."""
 
     home: Path
     seed: int
-    right: dict[int, str] = field(default_factory=dict)
     recordings: dict[tuple[str, bool], list[Operation]] = field(default_factory=dict)
     """File operations of an undisturbed attempt, by the name of its row, with or without reads."""
+    _right: dict[tuple[str, int], dict[int, str]] = field(default_factory=dict)
     _templates: dict[str, Path] = field(default_factory=dict)
     _count: int = 0
 
-    def prepare(self) -> None:
-        """Train the undisturbed run."""
-        folder = self._new()
-        result = operations.run(lambda: attempts.undisturbed(folder), folder)
-        if not result.answer:
-            raise AssertionError(f"the undisturbed run has failed: {result.output}")
-        self.right = {int(step): found for step, found in json.loads(result.answer).items()}
-        shutil.rmtree(folder)
+    def right(self, attempt: Attempt) -> dict[int, str]:
+        """Return the hash of the state after each update, if nothing disturbs the run."""
+        key = attempt.strategy, attempt.world
+        if key not in self._right:
+            folder = self.folder()
+            result = gangs.run(partial(attempts.undisturbed, attempt), attempt.world, folder)
+            if not result.answer:
+                raise AssertionError(f"the undisturbed run has failed: {result.output}")
+            self._right[key] = {int(step): h for step, h in json.loads(result.answer).items()}
+            shutil.rmtree(folder)
+        return self._right[key]
 
     def random(self, *key: object) -> random.Random:
         """Return a generator for one purpose."""
@@ -68,7 +72,7 @@ class Lab:
     def template(self, name: str, *done: Attempt) -> Path:
         """Return a folder in which some attempts have run. It must not be changed."""
         if name not in self._templates:
-            home = self._new()
+            home = self.folder()
             (home / RECORDS).mkdir()
             for attempt in done:
                 self.attempt(home, attempt)
@@ -77,7 +81,7 @@ class Lab:
 
     def copy(self, template: Path) -> Path:
         """Return a new folder with the same content."""
-        home = self._new()
+        home = self.folder()
         home.rmdir()
         return Path(shutil.copytree(template, home, symlinks=True))
 
@@ -87,7 +91,7 @@ class Lab:
         Raises:
             Bad: If it ends by a traceback or hangs.
         """
-        result = operations.run(lambda: attempt.train(home), home, decide)
+        result = gangs.run(attempt.train, attempt.world, home, decide)
         if decide is None:
             orderly(result)
         return result
@@ -105,7 +109,7 @@ class Lab:
                 state than the newest whole one, or ends without one sentence.
         """
         floor, names = newest_whole(home, attempt, planted), _names(home, attempt)
-        result = operations.run(lambda: attempt.start(home), home)
+        result = gangs.run(attempt.start, attempt.world, home)
         orderly(result)
         found = json.loads(result.answer)
         if "refused" in found:
@@ -114,7 +118,7 @@ class Lab:
                 raise Bad(f"the refusal is no single sentence: {sentence!r}")
             return REFUSED
         step, said = found["step"], _warnings(result.output)
-        if found["digest"] != self.right[step]:
+        if found["digest"] != self.right(attempt)[step]:
             raise Bad(f"silent bad load: the state at step {step} is none of the run")
         if step < floor:
             raise Bad(f"the start is at step {step}, although step {floor} is whole")
@@ -126,11 +130,29 @@ class Lab:
             raise Bad(f"step {step} instead of the damaged step {max(names)}, without a sentence")
         return RESUMED if step >= max(names, default=0) else OLDER
 
+    def resumed(self, home: Path, attempt: Attempt, fault: str) -> str:
+        """Start an attempt that must not refuse what a fault has left. Delete its folder.
+
+        Args:
+            home: Folder of the case.
+            attempt: The attempt.
+            fault: The fault, as a subject of a sentence.
+
+        Raises:
+            Bad: As `start`, or if the attempt refuses to start.
+        """
+        verdict = self.start(home, attempt)
+        self.clean(home)
+        if verdict == REFUSED:
+            raise Bad(f"the next start refuses what {fault} has left")
+        return verdict
+
     def clean(self, home: Path) -> None:
         """Delete the folder of a case."""
         shutil.rmtree(home, ignore_errors=True)
 
-    def _new(self) -> Path:
+    def folder(self) -> Path:
+        """Return a new folder."""
         self._count += 1
         folder = self.home / str(self._count)
         folder.mkdir()
@@ -142,9 +164,7 @@ def open_lab(seed: int) -> tuple[Lab, "tempfile.TemporaryDirectory[str]"]:
     folder = tempfile.TemporaryDirectory(
         prefix="torture-", dir=MEMORY if MEMORY.is_dir() else None, ignore_cleanup_errors=True
     )
-    lab = Lab(Path(folder.name).resolve(), seed)
-    lab.prepare()
-    return lab, folder
+    return Lab(Path(folder.name).resolve(), seed), folder
 
 
 def orderly(result: Result) -> None:
@@ -169,6 +189,18 @@ def newest_whole(home: Path, attempt: Attempt, planted: str = "") -> int:
 
 
 def is_whole(folder: Path) -> bool:
+    """Return whether a checkpoint or a record is whole: all its parts, if each rank has one."""
+    try:
+        part = json.loads((folder / "part.json").read_bytes())
+    except (OSError, ValueError):
+        return _is_intact(folder)
+    divided = isinstance(part, dict) and part.get("division") == "all"
+    ranks = range(part["world_size"]) if divided else ()
+    own = [folder.with_name(f"{folder.name}.rank-{rank}") for rank in ranks]
+    return all(map(_is_intact, [folder, *own]))
+
+
+def _is_intact(folder: Path) -> bool:
     """Return whether each file that the manifest lists is there and has its checksum."""
     try:
         if folder.is_symlink():
@@ -181,7 +213,8 @@ def is_whole(folder: Path) -> bool:
             if f"{zlib.crc32(path.read_bytes()):08x}" != entry["crc32"]:
                 return False
         state = json.loads((folder / "state.json").read_bytes())
-        return bool(state["step"] == _step(folder)) and "model.safetensors" in files
+        has_model = any(name.startswith("model") for name in files)
+        return bool(state["step"] == _step(folder)) and has_model
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
 

@@ -17,7 +17,7 @@ from tests.garbage import exempt_all_objects
 from tests.torture.power_loss import Unsynced
 from tests.torture.syscalls import AT_FDCWD, Call, Supervisor, hand_over
 
-SECONDS = 60.0
+SECONDS = 180.0
 """Maximum seconds without a file operation, after which a process counts as hung."""
 ADDRESS_SPACE = 1 << 30
 """Bytes of address space that a process may add, so that a false size fails at once."""

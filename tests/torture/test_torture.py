@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.torture import kills, operations
-from tests.torture.attempts import Attempt
+from tests.torture.attempts import RUN, Attempt
 from tests.torture.cases import Counts, play, sample
 from tests.torture.damage import KINDS, flip
 from tests.torture.lab import RESUMED, Bad, Lab, newest_whole, open_lab
@@ -18,9 +18,11 @@ from tests.torture.writes import ROWS
 pytestmark = pytest.mark.slow
 SAMPLE = {
     "interruptions": 16, "power": 5, "errors": 16, "flips": 12, "files": 8, "writers": 3,
-    "ranks": 3, "clocks": 3, "hostile": 8,
+    "ranks": 3, "clocks": 3, "hostile": 8, "stores": 40,
 }  # fmt: skip
 """Number of cases by part."""
+GANG_SAMPLE = {"gangs": 4, "shards": 8}
+"""The same, for runs of two ranks."""
 KILLS = 5
 
 
@@ -32,11 +34,12 @@ def lab() -> Iterator[Lab]:
 
 
 @pytest.mark.timeout(900)
-def test_sample_of_all_faults_has_no_bad_outcome(lab: Lab) -> None:
+@pytest.mark.parametrize("wanted", [SAMPLE, GANG_SAMPLE], ids=["one rank", "two ranks"])
+def test_sample_of_all_faults_has_no_bad_outcome(lab: Lab, wanted: dict[str, int]) -> None:
     counts = Counts()
-    play(sample(lab, SAMPLE), counts)
+    play(sample(lab, wanted), counts)
     assert counts.bad == [], f"SEED={lab.seed}"
-    assert sum(each.total() for each in counts.seen.values()) == sum(SAMPLE.values())
+    assert sum(each.total() for each in counts.seen.values()) == sum(wanted.values())
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
@@ -121,6 +124,16 @@ def test_loss_of_power_loses_what_was_not_flushed(tmp_path: Path) -> None:
     assert result.unsynced.lose(tmp_path) == 2
     found = {path.name: path.read_text() for path in (tmp_path / "run").iterdir()}
     assert found == {"kept": "contents", "torn": "cont"}
+
+
+def test_start_from_a_newer_record_reads_no_file_of_a_checkpoint(lab: Lab) -> None:
+    (row,) = (row for row in ROWS if row.name == "a load from memory")
+    found = [one for one in row.recorded(lab) if one.path.startswith(f"{RUN}/")]
+    read = {one.path for one in found if one.name in {"read", "pread64", "readv"}}
+    assert read <= {f"{RUN}/FENCE.json", f"{RUN}/history.jsonl"}
+    inside = [one for one in found if one.path.startswith(f"{RUN}/step-")]
+    assert [one.path for one in inside] == [f"{RUN}/step-00000008.attempt-1"]
+    assert "open" not in inside[0].name  # A look at its time.
 
 
 def test_verdict_finds_a_state_that_was_never_saved(lab: Lab) -> None:

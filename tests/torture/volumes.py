@@ -13,7 +13,7 @@ from unittest import mock
 from ddp_trainer.checkpoint import record_writer
 from tests.torture import operations
 from tests.torture.attempts import RECORDS, RUN, Attempt
-from tests.torture.lab import REFUSED, Bad, Case, Lab, orderly
+from tests.torture.lab import Case, Lab, orderly
 from tests.torture.writes import ROWS, Row
 
 LIMITS = 20
@@ -90,11 +90,7 @@ def _full(lab: Lab, row: Row, folder: str, pages: int) -> str:
         with mock.patch.object(record_writer, "RESERVE_BYTES", -(1 << 40)):
             orderly(row.play(home, None))
         _remount(home / folder, f"size={1 << 30}")
-        verdict = lab.start(home, row.next)
-    lab.clean(home)
-    if verdict == REFUSED:
-        raise Bad("the next start refuses what a full file system has left")
-    return verdict
+        return lab.resumed(home, row.next, "a full file system")
 
 
 def _read_only(lab: Lab, row: Row, folder: str) -> str:
@@ -104,11 +100,7 @@ def _read_only(lab: Lab, row: Row, folder: str) -> str:
         result = row.play(home, None)
         orderly(result)
         _remount(home / folder, "rw")
-        verdict = lab.start(home, row.next)
-    lab.clean(home)
-    if verdict == REFUSED:
-        raise Bad("the next start refuses what a read-only file system has left")
-    return verdict
+        return lab.resumed(home, row.next, "a read-only file system")
 
 
 def _jumping(seconds: float, after: int) -> Callable[[], float]:
@@ -126,11 +118,7 @@ def _jump(lab: Lab, row: Row, seconds: float, after: int) -> str:
             return act(home)
 
     orderly(operations.run(with_jump, home))
-    verdict = lab.start(home, row.next)
-    lab.clean(home)
-    if verdict == REFUSED:
-        raise Bad("the next start refuses what a jump of the clock has left")
-    return verdict
+    return lab.resumed(home, row.next, "a jump of the clock")
 
 
 def _dated(lab: Lab, row: Row, seconds: float) -> str:
@@ -139,11 +127,7 @@ def _dated(lab: Lab, row: Row, seconds: float) -> str:
     for path in home.rglob("*"):
         os.utime(path, (at, at))
     orderly(row.play(home, None))
-    verdict = lab.start(home, row.next)
-    lab.clean(home)
-    if verdict == REFUSED:
-        raise Bad("the next start refuses files of another time")
-    return verdict
+    return lab.resumed(home, row.next, "a change of all times")
 
 
 def _abandoned(lab: Lab, seconds: float) -> str:

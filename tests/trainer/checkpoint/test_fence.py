@@ -19,6 +19,7 @@ from ddp_trainer.checkpoint.manager import CheckpointManager
 from ddp_trainer.checkpoint.store import directory as store_directory
 from ddp_trainer.config import CheckpointConfig
 from ddp_trainer.errors import FencedError
+from tests.trainer.checkpoint.opening import open_checked
 from tests.trainer.checkpoint.test_manager import whole
 from tests.trainer.rank_processes import Launcher
 
@@ -31,7 +32,7 @@ class Writer:
     ) -> None:
         self.directory = directory
         self.manager = CheckpointManager(CheckpointConfig(directory=str(directory), keep=keep))
-        self.opened = self.manager.open(attempt, {"by": attempt}, job)
+        self.opened = open_checked(self.manager, attempt, {"by": attempt}, job)
         model = nn.Linear(2, 2)
         self.model, self.optimizer = model, torch.optim.SGD(model.parameters(), lr=0.1)
 

@@ -16,6 +16,7 @@ from ddp_trainer.checkpoint.store.directory import PendingFolder
 from ddp_trainer.config import CheckpointConfig
 from ddp_trainer.errors import InputError
 from ddp_trainer.saved_state import SavedState
+from tests.trainer.checkpoint.opening import open_checked
 
 
 def state(step: int) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -160,7 +161,7 @@ def test_pending_checkpoint_is_never_loaded_and_the_next_attempt_deletes_it(tmp_
         (tmp_path / name).mkdir()
     assert chosen(tmp_path) == (5, [])
     manager = CheckpointManager(CheckpointConfig(directory=str(tmp_path)))
-    opened = manager.open(2, {"seed": 0})
+    opened = open_checked(manager, 2, {"seed": 0})
     assert opened["attempt"] == 2
     assert opened["resume"]["step"] == 5
     names = [str(name) for name in names_in(tmp_path)]

@@ -33,6 +33,7 @@ from ddp_trainer.trackers.tensorboard import TensorBoard
 from ddp_trainer.trackers.trackers import STATE_FILE, Trackers
 from ddp_wire import files
 from ddp_wire.contract import HISTORY_FILE, PROFILE_REQUEST
+from tests.trainer.checkpoint.opening import open_checked
 from tests.trainer.checkpoint.test_manager import chosen, saved, whole
 from tests.trainer.planted import content, hangs, unprotected
 
@@ -240,7 +241,7 @@ def test_link_in_place_of_a_pending_checkpoint_is_removed_but_its_target_stays(
     (victim / "secret").write_text("not yours")
     saved_in.symlink_to(victim)
     manager = CheckpointManager(CheckpointConfig(directory=str(run)))
-    manager.open(2, {})
+    open_checked(manager, 2, {})
     assert manager.save(whole(30))
     assert content(victim) == {"secret": b"not yours"}
     assert names_in(run) == [CheckpointName(30, 2)]
@@ -254,7 +255,7 @@ def test_retention_removes_a_symbolic_link_but_not_its_target(tmp_path: Path) ->
     (victim / "secret").write_text("not yours")
     (run / "step-00000001.attempt-1.broken").symlink_to(victim)
     manager = CheckpointManager(CheckpointConfig(directory=str(run), keep=1))
-    manager.open(2, {})
+    open_checked(manager, 2, {})
     manager.save(whole(30))
     assert content(victim) == {"secret": b"not yours"}
     assert names_in(run) == [CheckpointName(30, 2)]
@@ -271,7 +272,7 @@ def test_start_over_skips_a_dangling_link(tmp_path: Path) -> None:
     (tmp_path / "step-00000010.attempt-1" / MANIFEST).unlink()
     (tmp_path / "set-aside-1").symlink_to(tmp_path / "nothing")
     manager = CheckpointManager(CheckpointConfig(directory=str(tmp_path), start_over=True))
-    assert manager.open(2, {})["resume"] is None
+    assert open_checked(manager, 2, {})["resume"] is None
     assert names_in(tmp_path / "set-aside-2") == [CheckpointName(10, 1)]
 
 

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from ddp_trainer.checkpoint.record_choice import RecordChoice, choose
+from ddp_trainer.checkpoint.format import CheckpointName
+from ddp_trainer.checkpoint.record_choice import Listed, RecordChoice, choose, is_newest
 from ddp_trainer.checkpoint.records import MOST_STARTS, Age, Part
 
 NONE = Age()
@@ -112,3 +113,32 @@ def test_lost_part_that_a_rule_replaces_is_a_warning() -> None:
     )
     assert chosen(found, saved=Age(0, 6)) == (None, [])
     assert chosen(found, saved=Age(0, 5))[0] == record
+
+
+@pytest.mark.parametrize(
+    ("listed", "newest"),
+    [
+        ([], True),
+        ([(5, 1)], True),
+        ([(6, 1)], True),
+        ([(7, 1)], False),
+        ([(7, 1, ".broken")], False),
+        ([(5, 2)], True),
+        ([(5, 3)], False),
+        ([(5, 3), (4, 1)], False),
+    ],
+)
+def test_names_tell_whether_a_record_is_the_newest_state(
+    listed: list[tuple[Any, ...]], newest: bool
+) -> None:
+    choice, _ = choose([[part(6, attempt=2)]], NONE)
+    assert choice is not None
+    assert is_newest(choice, Listed.of(CheckpointName(*name) for name in listed)) == newest
+
+
+def test_checkpoint_of_the_same_update_is_read_if_a_part_of_the_record_is_lost() -> None:
+    choice, _ = choose([[part(6, division="own"), part(6, 0, division="own")]], NONE)
+    assert choice is not None
+    assert choice.lost == [1]
+    assert not is_newest(choice, Listed(6, 1))
+    assert is_newest(choice, Listed(5, 1))

@@ -16,6 +16,7 @@ from ddp_trainer.checkpoint.reading import claimed, kept
 from ddp_trainer.checkpoint.snapshot import Checkpoint
 from ddp_trainer.config import CheckpointConfig
 from ddp_trainer.saved_state import SavedState
+from tests.trainer.checkpoint.opening import open_checked
 from tests.trainer.checkpoint.test_manager import own_state, saved, unrated, whole
 
 
@@ -62,7 +63,7 @@ def test_best_checkpoint_survives_newer_ones_and_attempts(
     config = CheckpointConfig.model_validate({"directory": str(tmp_path), **settings})
     for attempt, values in ((1, [0.5, 0.9, 0.1]), (2, [0.4, 0.6])):
         manager = CheckpointManager(config)
-        manager.open(attempt, {})
+        open_checked(manager, attempt, {})
         for number, value in enumerate(values, start=1 if attempt == 1 else 4):
             commit(manager, number, {"error": value, "other": -value})
     assert [name.step for name in names_in(tmp_path)] == [best, 5]

@@ -15,7 +15,6 @@ from ddp_trainer.checkpoint import (
     contents,
     initial,
     load,
-    manager,
     parts,
     retention,
     stream,
@@ -30,6 +29,7 @@ from ddp_trainer.config import CheckpointConfig
 from ddp_trainer.errors import InputError, ReportedError, VolumeError, reported_error
 from ddp_wire.contract import ExitCode
 from ddp_wire.files import replace_file
+from tests.trainer.checkpoint.opening import open_checked
 from tests.trainer.checkpoint.test_manager import saved, state, whole
 
 CPU = torch.device("cpu")
@@ -96,7 +96,7 @@ def test_burst_of_read_errors_renames_no_checkpoint(
         if hasattr(module, function):
             monkeypatch.setattr(module, function, fault)
     checkpoints, sleep = new_manager(tmp_path)
-    opened = checkpoints.open(2, {})
+    opened = open_checked(checkpoints, 2, {})
     assert opened["resume"]["step"] == 20
     assert opened["skipped"] == []
     assert sleep.seconds == [0.5, 1.0, 2.0], "each wait is longer than the one before"
@@ -110,7 +110,7 @@ def test_lasting_read_error_is_a_volume_error_and_changes_no_file(
     monkeypatch.setattr(format_, "crc32_of", Fault(format_.crc32_of, errno.EIO, ALWAYS))
     checkpoints, sleep = new_manager(tmp_path, start_over=True)
     with pytest.raises(VolumeError) as raised:
-        checkpoints.open(2, {})
+        open_checked(checkpoints, 2, {})
     path = tmp_path / "step-00000020.attempt-1"
     assert str(raised.value) == (
         f"checkpoint: cannot read {path}: [Errno 5] Input/output error; an error of the"
@@ -128,7 +128,7 @@ def test_volume_that_cannot_be_written_at_the_start_is_an_infrastructure_failure
     monkeypatch.setattr(store_directory, "replace_file", Fault(replace_file, code, ALWAYS))
     checkpoints, sleep = new_manager(tmp_path / "run")
     with pytest.raises(VolumeError, match=f"cannot use {tmp_path / 'run'}.*{os.strerror(code)}"):
-        checkpoints.open(1, {})
+        open_checked(checkpoints, 1, {})
     assert sleep.seconds == list(volume.RETRY_WAITS)
 
 
@@ -139,7 +139,7 @@ def test_volume_error_that_the_user_must_correct_is_bad_input_without_a_retry(
     monkeypatch.setattr(store_directory, "replace_file", Fault(replace_file, code, ALWAYS))
     checkpoints, sleep = new_manager(tmp_path)
     with pytest.raises(InputError, match="cannot use"):
-        checkpoints.open(1, {})
+        open_checked(checkpoints, 1, {})
     assert sleep.seconds == []
 
 
@@ -149,7 +149,7 @@ def test_read_error_after_the_check_is_a_volume_error(
 ) -> None:
     saved(tmp_path, 3)
     checkpoints, sleep = new_manager(tmp_path)
-    checkpoints.open(2, {})
+    open_checked(checkpoints, 2, {})
     monkeypatch.setattr(parts, "read_header", Fault(read_header, errno.EIO, times))
     if times == 2:
         assert checkpoints.receive(CPU).state.step == 3
@@ -165,7 +165,7 @@ def test_read_error_of_a_tensor_is_a_volume_error(
 ) -> None:
     saved(tmp_path, 3)
     checkpoints, sleep = new_manager(tmp_path)
-    checkpoints.open(2, {})
+    open_checked(checkpoints, 2, {})
     tensors = checkpoints.receive(CPU).snapshot.model
     monkeypatch.setattr(stream, "read_into", Fault(stream.read_into, errno.EIO, times))
     if times == 2:
@@ -243,7 +243,7 @@ def test_unreadable_checkpoint_is_renamed_and_an_older_one_resumed(
     saved(tmp_path, 10, 20)
     monkeypatch.setattr(format_, "crc32_of", Forbidden(format_.crc32_of, 20))
     checkpoints, _ = new_manager(tmp_path)
-    opened = checkpoints.open(2, {})
+    opened = open_checked(checkpoints, 2, {})
     assert opened["resume"]["step"] == 10
     path = tmp_path / "step-00000020.attempt-1"
     (sentence,) = opened["skipped"]
@@ -262,7 +262,7 @@ def test_missing_rights_to_all_checkpoints_change_nothing(
     monkeypatch.setattr(format_, "crc32_of", Forbidden(format_.crc32_of, 20))
     checkpoints, _ = new_manager(tmp_path, start_over=start_over)
     with pytest.raises(InputError, match=r"step-00000020.* stays as it is: it cannot be read"):
-        checkpoints.open(2, {})
+        open_checked(checkpoints, 2, {})
     assert listing(tmp_path) == ["step-00000010.attempt-1", "step-00000020.attempt-1"]
 
 
@@ -276,7 +276,7 @@ def test_checkpoint_of_an_unknown_format_is_refused_and_left_as_it_is(
     set_format(tmp_path, 20, number)
     checkpoints, sleep = new_manager(tmp_path, start_over=start_over)
     with pytest.raises(InputError) as raised:
-        checkpoints.open(2, {})
+        open_checked(checkpoints, 2, {})
     assert str(raised.value) == (
         f"checkpoint: {tmp_path / 'step-00000020.attempt-1'} has format {number}, but this version"
         " of ddp-trainer reads only formats 1 and 2; resume with the version that wrote it, or"
@@ -293,7 +293,7 @@ def test_run_stops_if_no_checkpoint_is_usable(tmp_path: Path) -> None:
     for _ in range(2):
         checkpoints, _ = new_manager(tmp_path)
         with pytest.raises(InputError) as raised:
-            checkpoints.open(2, {})
+            open_checked(checkpoints, 2, {})
         assert str(raised.value) == (
             f"checkpoint: no checkpoint in {tmp_path} is usable"
             " (step-00000020.attempt-1: state.json is missing; step-00000010.attempt-1:"
@@ -308,7 +308,7 @@ def test_damaged_checkpoints_that_were_renamed_earlier_still_stop_the_run(tmp_pa
     (tmp_path / "step-00000020.attempt-1").rename(tmp_path / "step-00000020.attempt-1.broken")
     checkpoints, _ = new_manager(tmp_path)
     with pytest.raises(InputError, match=r"step-00000020\.attempt-1\.broken: it was damaged"):
-        checkpoints.open(2, {})
+        open_checked(checkpoints, 2, {})
 
 
 def test_directory_with_only_unfinished_checkpoints_starts_from_the_beginning(
@@ -316,7 +316,7 @@ def test_directory_with_only_unfinished_checkpoints_starts_from_the_beginning(
 ) -> None:
     (tmp_path / "step-00000020.attempt-1.tmp").mkdir()
     checkpoints, _ = new_manager(tmp_path)
-    assert checkpoints.open(2, {})["resume"] is None
+    assert open_checked(checkpoints, 2, {})["resume"] is None
 
 
 def test_start_over_protects_the_old_checkpoints_from_retention(tmp_path: Path) -> None:
@@ -325,7 +325,7 @@ def test_start_over_protects_the_old_checkpoints_from_retention(tmp_path: Path) 
     (tmp_path / "step-00000010.attempt-1").rename(tmp_path / "step-00000010.attempt-1.broken")
     (tmp_path / "set-aside-1").mkdir()
     checkpoints, _ = new_manager(tmp_path, start_over=True, keep=1)
-    opened = checkpoints.open(2, {})
+    opened = open_checked(checkpoints, 2, {})
     assert opened["resume"] is None
     (sentence,) = opened["skipped"]
     assert sentence == (
@@ -344,14 +344,14 @@ def test_start_over_protects_the_old_checkpoints_from_retention(tmp_path: Path) 
     ]
     # The next attempt resumes as usual, although the setting is still there.
     again, _ = new_manager(tmp_path, start_over=True)
-    assert again.open(3, {})["resume"]["step"] == 25
+    assert open_checked(again, 3, {})["resume"]["step"] == 25
 
 
 def test_start_over_resumes_from_a_usable_checkpoint(tmp_path: Path) -> None:
     saved(tmp_path, 10, 20)
     damage(tmp_path, 20)
     checkpoints, _ = new_manager(tmp_path, start_over=True)
-    assert checkpoints.open(2, {})["resume"]["step"] == 10
+    assert open_checked(checkpoints, 2, {})["resume"]["step"] == 10
     assert listing(tmp_path) == ["step-00000010.attempt-1", "step-00000020.attempt-1.broken"]
 
 
@@ -360,6 +360,13 @@ def test_newest_checkpoint_is_loaded_with_one_list_of_the_directory(
 ) -> None:
     saved(tmp_path, 10, 20)
     checkpoints, _ = new_manager(tmp_path)
-    monkeypatch.setattr(manager, "names_in", Fault(format_.names_in, errno.EIO, ALWAYS))
-    assert checkpoints.open(2, {})["resume"]["step"] == 20
+    lists: list[Path] = []
+
+    def counted(directory: Path) -> list[CheckpointName]:
+        lists.append(directory)
+        return format_.names_in(directory)
+
+    monkeypatch.setattr(load, "names_in", counted)
+    assert open_checked(checkpoints, 2, {})["resume"]["step"] == 20
+    assert lists == [tmp_path]
     assert load.choose(tmp_path).known == [CheckpointName(10, 1), CheckpointName(20, 1)]

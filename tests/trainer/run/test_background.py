@@ -1,10 +1,18 @@
 """Tests of a run whose checkpoints are written beside the training, also on a volume that fails."""
 
+import json
 import signal
 from pathlib import Path
+from typing import Any
 
+import pytest
+
+from ddp_trainer.checkpoint import background
 from ddp_trainer.checkpoint.format import names_in
+from ddp_trainer.run.saving import save
 from tests.trainer.rank_processes import Gang, Launcher
+from tests.trainer.run.test_resume import final_bytes
+from tests.trainer.runs import trained
 
 
 def start(launcher: Launcher, home: Path, *arguments: str, fault: str = "", world: int = 2) -> Gang:
@@ -88,3 +96,28 @@ def test_process_that_dies_is_replaced_and_its_checkpoint_is_written(
         " it"
     )
     assert saved(gang) == committed(tmp_path) == [6, 12]
+
+
+def saves_of(directory: Path, capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
+    """Train a small run on one rank, and return the events of its checkpoints."""
+    checkpoint = {"directory": str(directory), "every_steps": 2}
+    run = trained(global_batch=10, max_steps=6, checkpoint=checkpoint, task={"dropout": 0.2})
+    save(run, required=True)
+    lines = capsys.readouterr().out.splitlines()
+    return [event for event in map(json.loads, lines) if event["event"] in {"checkpoint", "note"}]
+
+
+def test_small_checkpoint_is_written_beside_the_training_after_a_slow_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    quick = saves_of(tmp_path / "quick", capsys)
+    assert [event["step"] for event in quick] == [2, 4, 6]
+    assert not any("background_seconds" in event for event in quick)
+    monkeypatch.setattr(background, "SLOW_SECONDS", 0.0)
+    first, note, second, last = saves_of(tmp_path / "slow", capsys)
+    assert [event["step"] for event in (first, second, last)] == [2, 4, 6]
+    assert ["background_seconds" in event for event in (first, second, last)] == [0, 1, 0]
+    assert note["message"].startswith("further checkpoints are written in the background, because")
+    assert final_bytes(tmp_path / "quick") == final_bytes(tmp_path / "slow")
+    for file in (tmp_path / "quick" / "step-00000004.attempt-0").glob("*.safetensors"):
+        assert file.read_bytes() == (tmp_path / "slow" / file.parent.name / file.name).read_bytes()

@@ -13,13 +13,13 @@ import pytest
 from ddp_wire.contract import ExitCode
 from ddp_wire.records import ask_to_leave
 from tests.trainer.rank_processes import Gang, Launcher
+from tests.trainer.run.interrupted import NOISY, Folders, resumed, warnings
 
 BASE = {
     "epochs": 3,
     "global_batch": 6,
     "checkpoint": {"every_steps": 5, "memory_every_steps": None},
 }
-NOISY = {"samples": 37, "dropout": 0.3, "noise": 0.1}
 EMA = {"ema": {"decay": 0.9}, "clip_norm": 0.5}
 PARTS: dict[str, dict[str, Any]] = {
     "zero1": {"parallel": {"strategy": "zero1"}, **EMA},
@@ -60,15 +60,14 @@ class Runs:
         config = BASE | settings | {"task": NOISY | settings.get("task", {})}
         self.arguments = [f"--task={task}", f"--config={json.dumps(config)}"]
         self.launcher, self.world = launcher, world
-        self.whole, self.broken = folder / "whole", folder / "broken"
-        self.records = folder / "records"
-        self.records.mkdir()
+        self.folders = Folders(folder)
+        self.whole, self.broken = self.folders.whole, self.folders.broken
+        self.names = self.folders.names
 
     def start(self, *more: str, attempt: int = 0, world: int | None = None) -> Gang:
         """Start an attempt of the run that is interrupted, or the other run."""
-        variables = {"DDP_CHECKPOINT_DIR": str(self.broken if attempt else self.whole)}
-        if attempt:
-            variables |= {"DDP_RECORDS_DIR": str(self.records), "DDP_ATTEMPT": str(attempt)}
+        alone = {"DDP_CHECKPOINT_DIR": str(self.whole)}
+        variables = self.folders.variables(attempt) if attempt else alone
         return self.launcher.train(*self.arguments, *more, world=world or self.world, **variables)
 
     def hang(self, after: int, attempt: int = 1) -> Gang:
@@ -77,14 +76,11 @@ class Runs:
         gang = self.start(*hang, attempt=attempt)
         gang.wait_until(lambda: (gang.folder / "0.out").exists() and bool(gang.events("start")), 60)
         gang.wait_until(lambda: _sleeps(gang, 1), 60)
-        ask_to_leave(self.records, attempt)
+        ask_to_leave(self.folders.records, attempt)
         for rank in range(self.world):
             gang.signal(rank, signal.SIGTERM)
         assert gang.wait() == [ExitCode.PREEMPTED] * self.world, gang.err(0)
         return gang
-
-    def names(self) -> list[str]:
-        return sorted(path.name for path in self.records.glob("step-*"))
 
 
 def _sleeps(gang: Gang, rank: int) -> bool:
@@ -109,14 +105,6 @@ def ends(folder: Path) -> dict[str, bytes | None]:
     newest = max(folder.glob("step-*"))
     files = [newest / f"{name}.safetensors" for name in FILES]
     return {file.name: file.read_bytes() if file.exists() else None for file in files}
-
-
-def resumed(gang: Gang) -> list[int]:
-    return [event["step"] for event in gang.events("resume")]
-
-
-def warnings(gang: Gang) -> list[str]:
-    return [event["message"] for event in gang.events("warning")]
 
 
 @pytest.mark.parametrize("part", parameters(list(PARTS)))

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from ddp_trainer.run.snapshots import MemorySnapshots, every_updates
 from ddp_trainer.run.survivors import Survivor
 from ddp_trainer.train import loop
 from tests.trainer.rank_processes import Gang, Launcher
+from tests.trainer.run.interrupted import Folders, resumed
 from tests.trainer.run.test_resume import final_bytes
 from tests.trainer.runs import opened
 
@@ -39,32 +39,6 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-class Folders:
-    def __init__(self, path: Path) -> None:
-        self.whole, self.broken, self.records = path / "a", path / "b", path / "records"
-        self.records.mkdir()
-
-    def variables(self, attempt: int) -> dict[str, str]:
-        return {
-            "DDP_CHECKPOINT_DIR": str(self.broken),
-            "DDP_RECORDS_DIR": str(self.records),
-            "DDP_ATTEMPT": str(attempt),
-        }
-
-    def steps(self) -> list[int]:
-        """Return the updates of the records that have the parts of all ranks, oldest first."""
-        parts = records.find(self.records)
-        needed = {part.step: 1 if part.division == "whole" else 1 + part.world_size
-                  for part in parts}  # fmt: skip
-        counts = Counter(part.step for part in parts)
-        return sorted(step for step, count in counts.items() if count >= needed[step])
-
-
-@pytest.fixture
-def folders(tmp_path: Path) -> Folders:
-    return Folders(tmp_path)
-
-
 def kill_all(gang: Gang) -> None:
     """Kill all ranks in one moment."""
     for process in gang.processes:
@@ -77,10 +51,6 @@ def kill_after(gang: Gang, folders: Folders, step: int) -> None:
     """Kill all ranks in one moment, after the snapshot of an update."""
     gang.wait_until(lambda: max(folders.steps(), default=0) >= step, PATIENCE)
     kill_all(gang)
-
-
-def resumed(gang: Gang) -> list[int]:
-    return [event["step"] for event in gang.events("resume")]
 
 
 @pytest.mark.parametrize("world", [2, 3])

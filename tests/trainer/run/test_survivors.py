@@ -19,10 +19,10 @@ from ddp_trainer.train import loop
 from ddp_wire.contract import ExitCode
 from ddp_wire.records import PART_FILE, ask_to_leave
 from tests.trainer.rank_processes import Gang, Launcher
+from tests.trainer.run.interrupted import NOISY, Folders, resumed
 from tests.trainer.run.test_resume import final_bytes
 from tests.trainer.runs import opened
 
-NOISY = {"samples": 37, "dropout": 0.3, "noise": 0.1}
 BASE = {"epochs": 3, "global_batch": 6, "checkpoint": {"every_steps": 50}}
 PARTS: dict[str, tuple[str, dict[str, Any]]] = {
     "plain": ("sample_tasks:build", {}),
@@ -31,30 +31,6 @@ PARTS: dict[str, tuple[str, dict[str, Any]]] = {
     "task state": ("sample_tasks:build_full", {}),
     "buffers": ("buffer_tasks:build", {"parallel": {"buffers": "average"}}),
 }
-
-
-class Folders:
-    """Folders of a run that is interrupted, and of one that is not."""
-
-    def __init__(self, path: Path) -> None:
-        self.whole, self.broken, self.records = path / "a", path / "b", path / "records"
-        self.records.mkdir()
-
-    def variables(self, attempt: int) -> dict[str, str]:
-        return {
-            "DDP_CHECKPOINT_DIR": str(self.broken),
-            "DDP_RECORDS_DIR": str(self.records),
-            "DDP_ATTEMPT": str(attempt),
-        }
-
-
-@pytest.fixture
-def folders(tmp_path: Path) -> Folders:
-    return Folders(tmp_path)
-
-
-def resumed(gang: Gang) -> list[int]:
-    return [event["step"] for event in gang.events("resume")]
 
 
 @pytest.mark.parametrize("world", [2, 3])

@@ -25,6 +25,9 @@ from ddp_wire.machine import memory_bytes, memory_limit
 
 STALL_SECONDS = 10.0
 """Seconds without progress after which a write counts as stalled."""
+SLOW_SECONDS = 5.0
+"""Seconds for which a small save may stop training. After a slower one, `checkpoint.background:
+auto` writes the next ones in the background, too."""
 START_SECONDS = 60.0
 """Seconds within which the process must start."""
 RESERVE_BYTES = 64 << 20
@@ -217,6 +220,8 @@ class Background:
     """Seconds for which the newest save stopped training."""
     step: int = -1
     """Updates in the newest save."""
+    waited: float = 0.0
+    """Seconds for which the slowest save stopped training that was written while it waits."""
 
     def unwritten_seconds(self) -> float | None:
         """Return the age of the save that is not written, 0 if none is, and None before any."""

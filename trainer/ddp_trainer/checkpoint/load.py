@@ -77,7 +77,23 @@ class Choice:
         return self.known[-1] if self.known else None
 
 
-def choose(run_directory: Path, *, start_over: bool = False, sleep: Sleep = time.sleep) -> Choice:
+def listed(run_directory: Path, sleep: Sleep = time.sleep) -> list[CheckpointName]:
+    """Return the names of all checkpoints that are not half-written, oldest first.
+
+    Raises:
+        ReportedError: If the directory cannot be read, even after retries.
+    """
+    names = reading(run_directory, lambda: names_in(run_directory), sleep)
+    return [name for name in names if name.suffix != PENDING]
+
+
+def choose(
+    run_directory: Path,
+    names: list[CheckpointName] | None = None,
+    *,
+    start_over: bool = False,
+    sleep: Sleep = time.sleep,
+) -> Choice:
     """Choose the newest complete checkpoint, and rename newer damaged checkpoints.
 
     A damaged checkpoint is renamed, not deleted, so that users can inspect it. Its name becomes
@@ -85,6 +101,7 @@ def choose(run_directory: Path, *, start_over: bool = False, sleep: Sleep = time
 
     Args:
         run_directory: The run's directory.
+        names: Result of `listed`. By default the directory is read.
         start_over: Whether to set all checkpoints aside if none is usable.
         sleep: Function that waits between two tries to read.
 
@@ -94,11 +111,7 @@ def choose(run_directory: Path, *, start_over: bool = False, sleep: Sleep = time
             over.
         VolumeError: If the volume fails. This is no evidence that a checkpoint is damaged.
     """
-    names = [
-        name
-        for name in reading(run_directory, lambda: names_in(run_directory), sleep)
-        if name.suffix != PENDING
-    ]
+    names = listed(run_directory, sleep) if names is None else names
     whole = [name for name in names if not name.suffix]
     damaged: dict[CheckpointName, BrokenCheckpointError] = {}
     while whole and (reason := _damage(run_directory / str(whole[-1]), sleep)):

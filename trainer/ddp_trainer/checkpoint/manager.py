@@ -2,15 +2,18 @@
 
 The manager calls the modules with the single steps: the claim on the directory (`fence`), the
 choice of a checkpoint (`load`), the atomic write (`writer`) and the deletion of old checkpoints
-(`retention`). It remembers which complete checkpoints this attempt has found or written, and
-deletes only these, because another attempt may have written the rest.
+(`retention`). It remembers which checkpoints this attempt has found or written, and deletes only
+these, because another attempt may have written the rest.
+
+An attempt that starts from a newer state in memory reads no checkpoint. Then the manager knows only
+the names of those that it has found, and checks them before a rollback.
 """
 
 import contextlib
-import math
-import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,26 +21,19 @@ import torch
 
 from ddp_trainer.checkpoint import assembly, load, mirrored, retention, writer
 from ddp_trainer.checkpoint.background_process import Lead
+from ddp_trainer.checkpoint.claiming import claim_directory, is_new_in, is_shared
 from ddp_trainer.checkpoint.division import Pieces
-from ddp_trainer.checkpoint.fence import Fence, holder
-from ddp_trainer.checkpoint.format import (
-    CONFIG,
-    STATE,
-    BrokenCheckpointError,
-    CheckpointName,
-    names_in,
-    read_json,
-)
+from ddp_trainer.checkpoint.fence import Fence
+from ddp_trainer.checkpoint.format import CheckpointName
 from ddp_trainer.checkpoint.interval import Interval, read_experience
+from ddp_trainer.checkpoint.ratings import Ratings
+from ddp_trainer.checkpoint.record_choice import Listed
 from ddp_trainer.checkpoint.remote import process
 from ddp_trainer.checkpoint.snapshot import Checkpoint
-from ddp_trainer.checkpoint.store.directory import replace_json
 from ddp_trainer.checkpoint.tensor_file import piece_parts
 from ddp_trainer.checkpoint.volume import Sleep, retried, volume_error
 from ddp_trainer.config import CheckpointConfig
 from ddp_trainer.ranks.collectives import by_rank
-from ddp_trainer.saved_state import SavedState
-from ddp_wire.files import open_folder
 from ddp_wire.messages import CheckpointInfo
 
 
@@ -53,8 +49,13 @@ class CheckpointManager:
         self._directory = Path(config.directory) if config.directory else None
         self._attempt = 0
         self._fence: Fence | None = None
+        self._listed: list[CheckpointName] = []
+        """Checkpoints at the start of this attempt, damaged ones included."""
         self._known: list[CheckpointName] = []
-        self._ratings: dict[CheckpointName, float] = {}
+        self._is_checked = True
+        """Whether the newest known checkpoint was checked, or written by this attempt."""
+        self._is_new_here = False
+        self._ratings = Ratings(self._directory, config)
         self._owner: dict[str, Any] = {}
         self._times: dict[CheckpointName, float] = {}
         self.mirror: process.MirrorProcess | None = None
@@ -71,7 +72,7 @@ class CheckpointManager:
 
     @property
     def newest(self) -> CheckpointInfo | None:
-        """The newest complete checkpoint that this process found or saved."""
+        """The newest checkpoint that this process found or saved."""
         if self._directory is None or not self._known:
             return None
         path, seconds = self._directory / str(self._known[-1]), self.interval_seconds
@@ -89,7 +90,7 @@ class CheckpointManager:
         return seconds if isinstance(seconds, int) else None
 
     def open(self, attempt: int | None, config: dict[str, Any], job: str = "") -> dict[str, Any]:
-        """Claim and prepare the run's directory. Only rank 0 calls this method.
+        """Claim and prepare the run's directory, and list its checkpoints. Only rank 0 calls this.
 
         Args:
             attempt: This attempt's number. By default the next free number.
@@ -98,35 +99,80 @@ class CheckpointManager:
 
         Returns:
             JSON: `attempt`, the number of this attempt. `claim`, its claim on the directory.
-            `resume`, the fields of the `CheckpointInfo` to resume from, or null. `skipped`, one
-            sentence per newer checkpoint that is damaged, or one about all of them if the run
-            starts over.
+            `resume`, the fields of the `CheckpointInfo` of the newest checkpoint, or null.
+            `listed`, the fields of a `Listed`, or null if the mirror may hold a newer checkpoint.
 
         Raises:
-            InputError: If the directory or its checkpoints cannot be used.
+            InputError: If the directory cannot be used.
             VolumeError: If the volume fails.
             FencedError: If a newer attempt of this job owns the directory.
         """
         if self._directory is None:
-            return {"attempt": attempt or 0, "claim": {}, "resume": None, "skipped": []}
+            none = asdict(Listed())
+            return {"attempt": attempt or 0, "claim": {}, "listed": none, "resume": None}
         directory = self._directory
         if self._interval is not None:
             self._interval = Interval(read_experience(directory))
         try:
-            is_new_here = self._config.mirror is not None and self._is_new_in(directory, job)
-            self._attempt = retried(
-                lambda: self._claim(directory, attempt, config, job), self._sleep
-            )
+            mirrors = self._config.mirror is not None
+            self._is_new_here = mirrors and retried(partial(is_new_in, directory, job), self._sleep)
+            claim = partial(claim_directory, directory, attempt, config, job)
+            self._fence = retried(claim, self._sleep)
         except OSError as error:
             raise volume_error(f"checkpoint: cannot use {directory}: {error}", error) from error
-        choice = self._choose(directory, is_new_here=is_new_here)
-        self._known = choice.known
-        newest = load.reading(directory, lambda: self.newest, self._sleep)
-        resume = newest.model_dump() if newest else None
-        claim = self._fence.claim if self._fence else {}
-        return {
-            "attempt": self._attempt, "claim": claim, "resume": resume, "skipped": choice.skipped
-        }  # fmt: skip
+        self._owner = self._fence.claim
+        self._attempt = self._owner["attempt"]
+        self._listed = load.listed(directory, self._sleep)
+        self._known = [name for name in self._listed if not name.suffix]
+        self._is_checked = not self._known
+        reads_mirror = self._is_new_here or (mirrors and not self._known)
+        listed = None if reads_mirror else asdict(Listed.of(self._listed))
+        opened = {"attempt": self._attempt, "claim": self._owner, "listed": listed, "resume": None}
+        with contextlib.suppress(OSError):  # `choose` reports an error of the volume.
+            opened["resume"] = self._newest_info()
+        return opened
+
+    def choose(self) -> dict[str, Any]:
+        """Check the checkpoints after `open`, and choose the newest complete one. Only on rank 0.
+
+        Returns:
+            JSON: `resume`, the fields of the `CheckpointInfo` to resume from, or null. `skipped`,
+            one sentence per newer checkpoint that is damaged, or one about all of them if the run
+            starts over.
+
+        Raises:
+            InputError: If the checkpoints cannot be used.
+            VolumeError: If the volume fails.
+        """
+        if self._directory is None:
+            return {"resume": None, "skipped": []}
+        choice = self._choice(self._directory)
+        self._known, self._is_checked = choice.known, True
+        resume = load.reading(self._directory, self._newest_info, self._sleep)
+        return {"resume": resume, "skipped": choice.skipped}
+
+    def _newest_info(self) -> dict[str, Any] | None:
+        """Return the fields of the `CheckpointInfo` of the newest checkpoint, or None."""
+        return newest.model_dump() if (newest := self.newest) else None
+
+    def check_newest(self) -> list[str]:
+        """Check the newest checkpoint, unless this attempt has. Only rank 0 calls this.
+
+        Returns:
+            One sentence per checkpoint that is damaged, which the manager then no longer knows.
+
+        Raises:
+            InputError: If a checkpoint cannot be used.
+            VolumeError: If the volume fails.
+        """
+        if self._directory is None or self._is_checked:
+            return []
+        try:
+            choice = load.choose(self._directory, sleep=self._sleep)
+        except load.NoneUsableError as error:
+            choice = load.Choice([], [str(error)])
+        self._known, self._is_checked = choice.known, True
+        return choice.skipped
 
     def join(self, opened: dict[str, Any], device: torch.device) -> None:
         """Find out whether all ranks can write to the directory. Every rank must call this.
@@ -136,51 +182,32 @@ class CheckpointManager:
             device: The run's device.
         """
         self._attempt, self._owner = opened["attempt"], opened["claim"]
-        self.shared = self.enabled and all(by_rank(int(self._sees_claim()), device))
+        sees = self._directory is not None and is_shared(self._directory, self._owner)
+        self.shared = all(by_rank(int(sees), device))
 
-    def _sees_claim(self) -> bool:
-        """Return whether this rank sees the claim of rank 0, and may write beside it."""
-        if self._directory is None:
-            return False
-        try:
-            return holder(self._directory) == self._owner and os.access(self._directory, os.W_OK)
-        except OSError:
-            return False
-
-    def _is_new_in(self, directory: Path, job: str) -> bool:
-        """Return whether this job has not opened the directory before. Runs by hand have no job."""
-        held = retried(lambda: holder(directory), self._sleep)
-        return held is None or held["job"] != job or not job
-
-    def _choose(self, directory: Path, *, is_new_here: bool) -> load.Choice:
-        """Choose the checkpoint to resume from, and start the mirror if there is one."""
-        config, url = self._config, self._config.mirror
+    def _choice(self, directory: Path) -> load.Choice:
+        """Return the choice of the checkpoint to resume from."""
+        over, url = self._config.start_over, self._config.mirror
         if url is None:
-            return load.choose(directory, start_over=config.start_over, sleep=self._sleep)
-        choice = mirrored.choose(
-            directory,
-            lambda newest: process.fetch(url, directory, newest, claim=True),
-            start_over=config.start_over,
-            is_new_here=is_new_here,
-            sleep=self._sleep,
+            return load.choose(directory, self._listed, start_over=over, sleep=self._sleep)
+        fetch = partial(process.fetch, url, directory, claim=True)
+        is_new = self._is_new_here
+        return mirrored.choose(
+            directory, fetch, start_over=over, is_new_here=is_new, sleep=self._sleep
         )
-        rate = config.mirror_mb_per_second
-        self.mirror = process.MirrorProcess(
-            directory, url, keep=config.mirror_keep, rate=rate and rate * 2**20
-        )
-        return choice
 
-    def _claim(self, directory: Path, attempt: int | None, config: dict[str, Any], job: str) -> int:
-        """Claim and prepare the directory, and return the number of the attempt."""
-        with open_folder(directory, directory):
-            pass  # It exists now, and no link leads out of the claim.
-        if attempt is None:
-            attempt = _next_attempt(directory)
-        self._fence = Fence(directory, job, attempt)
-        self._fence.open()
-        retention.sweep_pending(directory, attempt)
-        replace_json(directory / CONFIG, config)
-        return attempt
+    def start_mirror(self) -> None:
+        """Start the mirror, if there is one. Only rank 0 calls this, after the choice of a state.
+
+        Raises:
+            OSError: If the process cannot be started.
+        """
+        config, directory = self._config, self._directory
+        if directory is not None and config.mirror is not None:
+            rate = config.mirror_mb_per_second
+            self.mirror = process.MirrorProcess(
+                directory, config.mirror, keep=config.mirror_keep, rate=rate and rate * 2**20
+            )
 
     def receive(self, device: torch.device) -> Checkpoint:
         """Return the newest checkpoint on every rank. Every rank must call it.
@@ -222,25 +249,7 @@ class CheckpointManager:
 
     def is_best(self, metrics: Mapping[str, float]) -> bool:
         """Return whether an evaluation is better than those of all known checkpoints."""
-        value = self._value(metrics)
-        others = [self._rating(name) for name in self._known]
-        return not math.isnan(value) and all(math.isnan(o) or value > o for o in others)
-
-    def _value(self, metrics: Mapping[str, float]) -> float:
-        """Return how good an evaluation is: higher is better, and NaN unknown."""
-        best = self._config.keep_best
-        value = math.nan if best is None else metrics.get(best, math.nan)
-        return value if self._config.keep_best_mode == "max" else -value
-
-    def _rating(self, name: CheckpointName) -> float:
-        """Return how good the evaluation of a checkpoint is, read from its state once."""
-        if self._directory is not None and name not in self._ratings:
-            try:
-                state = SavedState.model_validate(read_json(self._directory / str(name) / STATE))
-                self._ratings[name] = self._value(state.metrics or {})
-            except (BrokenCheckpointError, ValueError, OSError):
-                return math.nan
-        return self._ratings.get(name, math.nan)
+        return self._ratings.is_best(metrics, self._known)
 
     def save(self, checkpoint: Checkpoint) -> CheckpointInfo | None:
         """Commit a checkpoint, then delete the oldest ones. Only rank 0 calls this method.
@@ -266,8 +275,8 @@ class CheckpointManager:
         return self._add(name)
 
     def is_saved(self, step: int) -> bool:
-        """Return whether the newest checkpoint is of this step. Only rank 0 knows it."""
-        return bool(self._known) and self._known[-1].step == step
+        """Return whether a complete checkpoint is of this step. Only rank 0 knows it."""
+        return self._is_checked and bool(self._known) and self._known[-1].step == step
 
     def identity(self, save: str) -> dict[str, Any]:
         """Return the identity of a save (`assembly.Claim`)."""
@@ -331,13 +340,11 @@ class CheckpointManager:
         """Return what a process needs to commit a checkpoint. Only rank 0 calls this method."""
         self._last_time = time.monotonic()
         name = CheckpointName(checkpoint.state.step, self._attempt)
-        self._ratings[name] = self._value(checkpoint.state.metrics or {})
-        rated = [name, *self._known] if self._config.keep_best is not None else []
-        values = {str(each): self._rating(each) for each in rated}
+        self._ratings.add(name, checkpoint.state.metrics)
         return Lead(
             documents=writer.documents_of(checkpoint),
             known=list(map(str, self._known)),
-            ratings={n: None if math.isnan(value) else value for n, value in values.items()},
+            ratings=self._ratings.documents([name, *self._known]),
             config=self._config,
             total_bytes=total_bytes,
         )
@@ -350,6 +357,7 @@ class CheckpointManager:
             at: Time of the newest one.
         """
         self._known = [name for text in known if (name := CheckpointName.parse(text))]
+        self._is_checked = True
         self._times = {self._known[-1]: at}
 
     def postpone(self) -> None:
@@ -381,17 +389,10 @@ class CheckpointManager:
 
     def _add(self, name: CheckpointName) -> CheckpointInfo | None:
         """Record a committed checkpoint, and delete the oldest ones."""
-        self._known = [*self._known, name]
+        self._known, self._is_checked = [*self._known, name], True
         if self._directory is not None and self._fence is not None:
             with contextlib.suppress(OSError):  # The next save tries again to delete.
                 self._known = retention.delete_others(
-                    self._directory, self._known, self._config, self._rating, self._fence.check
+                    self._directory, self._known, self._config, self._ratings.of, self._fence.check
                 )
         return self.newest
-
-
-def _next_attempt(directory: Path) -> int:
-    """Return a number higher than those of all attempts in the directory."""
-    held = holder(directory)
-    used = [name.attempt for name in names_in(directory)]
-    return max([*used, held["attempt"] if held else -1], default=-1) + 1

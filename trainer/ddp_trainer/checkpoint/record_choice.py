@@ -11,6 +11,9 @@ name, its description and its state say so. A record is not used
 
 If a record lacks only what a rule can replace, such as the residues of a lost rank, it is used, and
 a sentence says what is lost. A checkpoint of the same update is then better, because it has all.
+
+Most often the names of the checkpoints already say that a record is newer, and no checkpoint needs
+to be read (`is_newest`).
 """
 
 from collections import defaultdict
@@ -42,6 +45,33 @@ class RecordChoice:
     """Parts of single ranks, ordered by the rank whose part it is."""
     lost: list[int]
     """Ranks whose parts are lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """Highest numbers in the names of a run's checkpoints, damaged ones included."""
+
+    step: int = -1
+    attempt: int = -1
+
+    @classmethod
+    def of(cls, names: Iterable[CheckpointName]) -> "Listed":
+        """Return the highest numbers in some names."""
+        numbers = [(name.step, name.attempt) for name in names]
+        steps, attempts = zip(*numbers, strict=True) if numbers else ((-1,), (-1,))
+        return cls(max(steps), max(attempts))
+
+
+def is_newest(choice: RecordChoice, listed: Listed) -> bool:
+    """Return whether a record is at least as new as each checkpoint, by their names alone.
+
+    A name has no number of rollbacks. The attempt of the record has started from a state that was
+    at least as new as each checkpoint of an earlier attempt. So only a later attempt can have saved
+    a lower step after a rollback that the record lacks.
+    """
+    record = choice.record
+    newer = record.step > listed.step or (record.step == listed.step and not choice.lost)
+    return newer and record.attempt >= listed.attempt
 
 
 def choose(found: Sequence[Sequence[Part]], saved: Age) -> tuple[RecordChoice | None, list[str]]:

@@ -76,8 +76,9 @@ class CheckpointConfig(Section):
     larger one, if all of them can write to the directory."""
     background: bool | Literal["auto"] = "auto"
     """Whether training goes on while a checkpoint is written: each rank copies its part to memory,
-    and a process of its node writes it. auto does so if the checkpoint is larger than part_mb. The
-    checkpoint at the end of a run is always waited for."""
+    and a process of its node writes it. auto does so if the checkpoint is larger than part_mb, and
+    after a save that stopped training for more than 5 s. The checkpoint at the end of a run is
+    always waited for."""
     max_mb_per_second: PositiveFloat | None = None
     """Maximum rate in MiB per second at which a node writes checkpoints in the background. Default:
     no limit."""

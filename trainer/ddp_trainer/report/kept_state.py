@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddp_trainer.report.checks import warn
+from ddp_trainer.report.own_rank import own_rank
 from ddp_wire.variables import Env
 
 if TYPE_CHECKING:
@@ -18,16 +19,12 @@ def open_keeper(state: Callable[[], Any], step: int) -> "StateKeeper | None":
     folder = os.environ.get(Env.RECORDS_DIR)
     if not folder:
         return None
-    from ddp_trainer.errors import InputError  # noqa: PLC0415 - slow to import
-    from ddp_trainer.ranks.environment import Ranks, integer  # noqa: PLC0415
-    from ddp_trainer.report.state_keeper import StateKeeper  # noqa: PLC0415
+    from ddp_trainer.report.state_keeper import StateKeeper  # noqa: PLC0415 - slow to import
 
-    try:
-        ranks = Ranks.from_environment(os.environ)
-        attempt = integer(os.environ, Env.ATTEMPT) or 0
-    except InputError as error:
-        warn(f"the state is not kept in memory: {error}")
+    found = own_rank("the state is not kept in memory")
+    if found is None:
         return None
+    ranks, attempt = found
     job = os.environ.get(Env.JOB_UID, "")
     return StateKeeper(state, step, Path(folder), attempt=attempt, ranks=ranks, job=job)
 
@@ -40,15 +37,12 @@ def read_kept() -> tuple[int, Any] | None:
     import torch  # noqa: PLC0415 - slow to import
 
     from ddp_trainer.checkpoint.script_state import find_state  # noqa: PLC0415
-    from ddp_trainer.errors import InputError  # noqa: PLC0415
     from ddp_trainer.ranks.collectives import is_joined  # noqa: PLC0415
-    from ddp_trainer.ranks.environment import Ranks  # noqa: PLC0415
 
-    try:
-        ranks = Ranks.from_environment(os.environ)
-    except InputError as error:
-        warn(f"no state in memory is used: {error}")
+    found = own_rank("no state in memory is used")
+    if found is None:
         return None
+    ranks, _ = found
     if ranks.world_size > 1 and not is_joined():
         warn("kept must be called after init_process_group, so no state in memory is used")
         return None

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddp_trainer.report.checks import LARGEST, warn
+from ddp_trainer.report.own_rank import own_rank
 from ddp_wire.variables import Env
 
 if TYPE_CHECKING:
@@ -167,16 +168,12 @@ def open_reporter() -> ScriptReporter | None:
     directory = os.environ.get(Env.BEATS_DIR)
     if not directory:
         return None
-    from ddp_trainer.errors import InputError  # noqa: PLC0415 - slow to import
-    from ddp_trainer.ranks.environment import Ranks, integer  # noqa: PLC0415
-    from ddp_wire.messages import LocalHeartbeat, RankPhase  # noqa: PLC0415
+    from ddp_wire.messages import LocalHeartbeat, RankPhase  # noqa: PLC0415 - slow to import
 
-    try:
-        ranks = Ranks.from_environment(os.environ)
-        attempt = integer(os.environ, Env.ATTEMPT) or 0
-    except InputError as error:
-        warn(f"nothing is reported: {error}")
+    found = own_rank("nothing is reported")
+    if found is None:
         return None
+    ranks, attempt = found
     heartbeat = LocalHeartbeat(
         attempt=attempt,
         rank=ranks.rank,

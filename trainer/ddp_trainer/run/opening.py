@@ -4,8 +4,8 @@ Every start of an attempt is a resume, in these steps:
 
 1. Join the process group, because all later steps communicate with the other ranks.
 2. Build the task on every rank, and compare the ranks before anything depends on them.
-3. Claim the run's directory on rank 0, and choose the newest complete checkpoint. If a node keeps a
-   newer state in memory, choose that one (`run.restart`).
+3. Claim the run's directory on rank 0. Choose the newest state in memory, or the newest complete
+   checkpoint if that is newer (`run.restart`).
 4. Prepare the data, beginning at the position of the chosen state.
 5. Build the learner and restore it. Without a state, load `init_from` if it is set.
 6. Report the start, and what has changed since the state was saved.
@@ -21,6 +21,7 @@ import torch
 
 from ddp_trainer.checkpoint.initial import WeightMatch, load_initial
 from ddp_trainer.checkpoint.manager import CheckpointManager
+from ddp_trainer.checkpoint.record_choice import Listed
 from ddp_trainer.checkpoint.snapshot import Checkpoint
 from ddp_trainer.config import RunConfig
 from ddp_trainer.data.fingerprint import fingerprint
@@ -168,15 +169,23 @@ def _open_checkpoints(
     """Open the checkpoint directory on rank 0, and distribute the newest complete state."""
     config = built.config
     checkpoints = CheckpointManager(config.checkpoint)
-    # Rank 0 reads whole checkpoints, while the others wait for it.
     with _volume_timeout(config):
         opened = on_first_rank(
             lambda: checkpoints.open(request.attempt, built.document, request.job), device
         )
         checkpoints.join(opened, device)
-        saved = checkpoints.receive(device) if opened["resume"] else None
+    opened["skipped"] = []
+
+    def read() -> Checkpoint | None:
+        # Rank 0 reads whole checkpoints, while the others wait for it.
+        with _volume_timeout(config):
+            opened.update(on_first_rank(checkpoints.choose, device))
+            return checkpoints.receive(device) if opened["resume"] else None
+
     folder = _records(request, config, device)
-    restart = choose_restart(folder, ranks, device, saved, request.job)
+    listed = Listed(**opened["listed"]) if opened["listed"] else None
+    restart = choose_restart(folder, ranks, device, listed, read, job=request.job)
+    on_first_rank(checkpoints.start_mirror, device)
     odd = why_not_kept(config.checkpoint.memory, device, os.environ)
     opened["skipped"].extend([*restart.warnings, *([odd] if odd else [])])
     return Resume(checkpoints, opened, restart.saved, restart.record)

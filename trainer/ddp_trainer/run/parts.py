@@ -52,7 +52,7 @@ class Resume:
 
     checkpoints: CheckpointManager
     opened: dict[str, Any]
-    """Result of `CheckpointManager.open` on rank 0."""
+    """Results of `CheckpointManager.open` and `choose` on rank 0. `skipped` has all warnings."""
     saved: Checkpoint | None
     record: str | None = None
     """Origin of the record from which the run starts instead of its newest checkpoint."""

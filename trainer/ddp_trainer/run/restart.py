@@ -2,9 +2,11 @@
 
 The ranks of each node look for parts of records on their node, and tell all ranks what they have
 found. All choose the same record, if a whole one is at least as new as the checkpoint. Then each
-rank that holds a part sends it to all others, as rank 0 does with a checkpoint.
+rank that holds a part sends it to all others, as rank 0 does with a checkpoint. No checkpoint is
+read if the names of all checkpoints show that the record is newer.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +15,7 @@ import torch
 from ddp_trainer.checkpoint import records
 from ddp_trainer.checkpoint.joined import joined
 from ddp_trainer.checkpoint.load import receive
-from ddp_trainer.checkpoint.record_choice import Held, RecordChoice, choose
+from ddp_trainer.checkpoint.record_choice import Held, Listed, RecordChoice, choose, is_newest
 from ddp_trainer.checkpoint.records import Age, Part
 from ddp_trainer.checkpoint.snapshot import Checkpoint
 from ddp_trainer.ranks.collectives import json_by_rank
@@ -36,7 +38,9 @@ def choose_restart(
     folder: Path | None,
     ranks: Ranks,
     device: torch.device,
-    saved: Checkpoint | None,
+    listed: Listed | None,
+    read: Callable[[], Checkpoint | None],
+    *,
     job: str = "",
 ) -> Restart:
     """Return the newest whole record of all nodes, or the checkpoint if no record is as new.
@@ -47,16 +51,23 @@ def choose_restart(
         folder: Folder of this node's records. None if the node has none.
         ranks: This process's rank.
         device: The run's device.
-        saved: The newest checkpoint, if any.
+        listed: What the names of the checkpoints say. None if they do not name the newest one.
+        read: Function that returns the newest complete checkpoint, if any. All ranks call it, or
+            none, if the record is newer by name.
         job: Uid of the job.
 
     Raises:
-        ReportedError: On every rank, if the parts of the record do not belong together.
+        ReportedError: On every rank, if the parts of the record do not belong together, or if
+            `read` raises one.
     """
     found, damaged = _found(folder, ranks, job)
     documents = json_by_rank([[part.model_dump() for part in found], damaged], device)
     held = [[Part.model_validate(part) for part in parts] for parts, _ in documents]
-    choice, warnings = choose(held, Age.of(saved.state if saved else None))
+    saved: Checkpoint | None = None
+    choice, warnings = choose(held, Age())
+    if choice is None or listed is None or not is_newest(choice, listed):
+        saved = read()
+        choice, warnings = choose(held, Age.of(saved.state if saved else None))
     warnings = [*(sentence for _, sentences in documents for sentence in sentences), *warnings]
     # All ranks of the node have looked, because they have exchanged what they found.
     if folder is not None and ranks.local_rank == 0:

@@ -81,17 +81,19 @@ def roll_back(run: Run) -> None:
         VolumeError: On every rank, if rank 0 cannot read the checkpoint.
     """
     device = run.learner.device
-    found = on_first_rank(lambda: run.checkpoints.newest is not None, device)
-    if not found:
-        raise NonFiniteError(
-            "training: gradients were not finite, and there is no checkpoint yet to roll back to"
-        )
     # A read from a slow volume may take much longer than an exchange.
     run.learner.trace.enter(Activity.CHECKPOINT)
     if run.records is not None and run.ranks.local_rank == 0:
         records.clear(run.records)  # The state in it led to the rollback.
     with _volume_timeout(run):
         wait_until_out(run, required=True)
+        for sentence in on_first_rank(run.checkpoints.check_newest, device):
+            run.report.warn(sentence)
+        if not on_first_rank(lambda: run.checkpoints.newest is not None, device):
+            raise NonFiniteError(
+                "training: gradients were not finite, and there is no checkpoint yet to roll back"
+                " to"
+            )
         restore(run.learner, run.task, run.checkpoints.receive(device))
 
 

@@ -10,8 +10,9 @@
       gather, _write_alone       rank 0: write the whole state
 
 A large checkpoint is written in the background (`checkpoint.background`), unless it is required:
-at the end of a run, or when the run stops. All ranks wait for each other between these steps, and
-raise the same errors. This wait may be longer than the timeout of a collective.
+at the end of a run, or when the run stops. So is a small one after a slow one. All ranks wait for
+each other between these steps, and raise the same errors. This wait may be longer than the timeout
+of a collective.
 """
 
 import os
@@ -63,11 +64,12 @@ def write(run: Run, state: SavedState, start: float, *, required: bool) -> None:
         return
     if plan is not None and len(plan.writers) > 1:
         _write_in_parts(run, plan, state, start, required=required)
-        return
-    taken = gather(run.learner, run.task)
-    with errors_of_first_rank(run.learner.device):
-        if taken is not None:
-            _write_alone(run, Checkpoint(state, taken), start, required=required)
+    else:
+        taken = gather(run.learner, run.task)
+        with errors_of_first_rank(run.learner.device):
+            if taken is not None:
+                _write_alone(run, Checkpoint(state, taken), start, required=required)
+    run.background.waited = max(run.background.waited, time.monotonic() - start)
 
 
 def _write_alone(run: Run, checkpoint: Checkpoint, start: float, *, required: bool) -> None:
@@ -194,7 +196,19 @@ def _begin_save(run: Run) -> str | None:
 def _is_for_background(run: Run, plan: _Plan) -> bool:
     """Return whether training goes on while the checkpoint is written. Equal on all ranks."""
     wanted = run.config.checkpoint.background
-    return plan.total > run.config.checkpoint.part_mb * 2**20 if wanted == "auto" else wanted
+    if wanted != "auto":
+        return wanted
+    if plan.total > run.config.checkpoint.part_mb * 2**20:
+        return True
+    waited = max(by_rank(round(1000 * run.background.waited), run.learner.device)) / 1000
+    if waited <= background.SLOW_SECONDS:
+        return False
+    if run.background.step < 0:
+        run.report.note(
+            "further checkpoints are written in the background, because one stopped training for"
+            f" {waited:.1f} s"
+        )
+    return True
 
 
 def _hand_over(run: Run, plan: _Plan, state: SavedState, start: float) -> bool:

@@ -13,6 +13,7 @@ from ddp_trainer.checkpoint.remote.mirror import Mirror
 from ddp_trainer.checkpoint.remote.objects import ObjectStore
 from ddp_trainer.checkpoint.store.directory import DirectoryStore
 from ddp_trainer.config import CheckpointConfig
+from tests.trainer.checkpoint.opening import open_checked
 from tests.trainer.checkpoint.test_manager import whole
 
 ROOT = "/bucket/run"
@@ -76,7 +77,7 @@ class Run:
     def __init__(self, directory: Path, attempt: int = 1, job: str = "uid", keep: int = 9) -> None:
         self.directory = directory
         self.manager = CheckpointManager(CheckpointConfig(directory=str(directory), keep=keep))
-        self.manager.open(attempt, {}, job)
+        open_checked(self.manager, attempt, {}, job)
 
     def save(self, *steps: int) -> None:
         for step in steps:

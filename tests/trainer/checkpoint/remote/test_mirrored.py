@@ -11,10 +11,12 @@ from ddp_trainer.checkpoint.remote.mirror import Mirror
 from ddp_trainer.checkpoint.store.directory import DirectoryStore
 from ddp_trainer.errors import InputError, VolumeError
 from tests.trainer.checkpoint.remote.memory import (
+    ROOT,
     URL,
     FaultyFileSystem,
     Run,
     content,
+    name,
     object_store,
 )
 from tests.trainer.checkpoint.test_manager import saved
@@ -160,3 +162,26 @@ def test_damage_in_both_places_is_an_error_unless_the_run_may_start_over(tmp_pat
     choice = here.choose(start_over=True)
     assert step_of(choice) is None
     assert "training starts from the beginning" in choice.skipped[-1]
+
+
+def lose_manifests(here: Cluster, *steps: int) -> None:
+    for step in steps:
+        here.filesystem.rm_file(f"{ROOT}/{name(step)}/MANIFEST.json")
+
+
+def test_older_copy_is_used_with_a_sentence_if_the_manifest_of_the_newest_is_lost(
+    tmp_path: Path,
+) -> None:
+    here = Cluster(tmp_path, 10, 20)
+    lose_manifests(here, 20)
+    choice = here.choose()
+    assert step_of(choice) == 10
+    assert choice.skipped[0] == f"checkpoint {URL}/{name(20)} lacks a file"
+
+
+def test_run_does_not_start_over_if_all_manifests_are_lost(tmp_path: Path) -> None:
+    here = Cluster(tmp_path, 10, 20)
+    lose_manifests(here, 10, 20)
+    with pytest.raises(load.NoneUsableError, match=f"no checkpoint of the mirror is usable.*{URL}"):
+        here.choose()
+    assert step_of(here.choose(start_over=True)) is None

@@ -16,8 +16,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from ddp_trainer.checkpoint.remote.fetching import fetch_newest
-from ddp_trainer.checkpoint.store.directory import DirectoryStore
 from tests.harness import s3
 from tests.harness.s3 import Faults, Server
 from tests.trainer.checkpoint.remote.memory import Run, content
@@ -251,10 +249,7 @@ def test_killed_mirror_leaves_only_whole_checkpoints(server: Server, tmp_path: P
         with contextlib.suppress(OSError):
             process.stdin.close()
         here = tmp_path / f"other {number}"
-        here.mkdir()
-        # The server keeps objects as files.
-        stored = DirectoryStore(server.data / "bucket/team/run")
-        newest = fetch_newest(stored, here, URL).name
+        newest = fetched(here, environ)
         assert newest is not None
         assert content(here / newest) == content(run.directory / newest)
         found.append(newest)

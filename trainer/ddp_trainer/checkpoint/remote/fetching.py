@@ -39,11 +39,11 @@ class Fetched:
     name: str | None = None
     """Name of the checkpoint that was copied, or None if there is no newer one."""
     skipped: list[str] = field(default_factory=list)
-    """One sentence per newer checkpoint that is damaged."""
+    """One sentence per newer checkpoint that is damaged, or whose manifest is lost."""
 
 
 def fetch_newest(
-    store: Store, directory: Path, url: str, newer_than: CheckpointName | None = None
+    store: ObjectStore, directory: Path, url: str, newer_than: CheckpointName | None = None
 ) -> Fetched:
     """Copy the newest whole checkpoint of a store to a run's directory.
 
@@ -56,7 +56,7 @@ def fetch_newest(
     Raises:
         OSError: If the store or the volume fails, or the volume lacks space.
     """
-    parsed = sorted(filter(None, map(CheckpointName.parse, store.list())), reverse=True)
+    parsed = sorted(filter(None, map(CheckpointName.parse, store.expected())), reverse=True)
     skipped: list[str] = []
     for name in parsed:
         if name.suffix or (newer_than is not None and name <= newer_than):

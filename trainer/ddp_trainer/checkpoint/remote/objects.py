@@ -81,6 +81,16 @@ class ObjectStore:
         """
         return [name for name in sorted(self._candidates()) if self._has_manifest(name)]
 
+    def expected(self) -> set[str]:
+        """Return the names of all committed checkpoints, and of those whose manifest is lost.
+
+        The index names them, and also one whose deletion was interrupted.
+
+        Raises:
+            OSError: If the store fails.
+        """
+        return {*self.list(), *self._index()}
+
     def unfinished(self) -> set[str]:
         """Return the names with objects, but without a manifest.
 
