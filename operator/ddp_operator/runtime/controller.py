@@ -29,7 +29,8 @@ from ddp_operator.limits import (
     TURN_FACTOR,
 )
 from ddp_operator.reconcile import checkpoint_owner
-from ddp_operator.reconcile.invalid_spec import INVALID, invalid_spec_status, refused_config
+from ddp_operator.reconcile.conditions import INVALID
+from ddp_operator.reconcile.invalid_spec import invalid_spec_status, refused_config
 from ddp_operator.reconcile.lifecycle import is_finished
 from ddp_operator.reconcile.plan import (
     CreatePod,
