@@ -4,10 +4,11 @@ Each step is one second: the controller reconciles until it writes nothing more,
 """
 
 import itertools
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import Any
 
+from ddp_operator.api.job import DDPJob
 from ddp_operator.builders.defaults import Defaults
 from ddp_operator.runtime.cache import Cache
 from ddp_operator.runtime.controller import Controller
@@ -39,8 +40,13 @@ class Simulation:
         writes_per_life: int = 0,
         cluster: FakeCluster | None = None,
         defaults: Defaults = GUARDED,
+        observe: Callable[[DDPJob], None] = lambda _: None,
     ) -> None:
-        """Create a simulation. Each controller is killed after `writes_per_life` writes if set."""
+        """Create a simulation. Each controller is killed after `writes_per_life` writes if set.
+
+        The controllers call `observe` with the job whenever they read or write it.
+        """
+        self._observe = observe
         self._flow, self._writes_per_life, self._defaults = flow, writes_per_life, defaults
         self.cluster, self.now = cluster or FakeCluster(), NOW
         self.cluster.after_write = self._check
@@ -99,6 +105,7 @@ class Simulation:
             self._defaults,
             lambda: self.now,
             agents=DirectStatuses(self.cluster),
+            observe=self._observe,
         )
 
     async def _settle(self) -> None:

@@ -37,7 +37,7 @@ def script() -> str:
 
 def health(job: dict[str, Any]) -> tuple[str, str]:
     """Return state and message that the health check computes for a job."""
-    lua = LuaRuntime(register_eval=False)  # type: ignore[call-arg]
+    lua = LuaRuntime(register_eval=False)
     lua.globals().obj = lua.table_from(job, recursive=True)
     found = lua.execute(script())
     return found["status"], found["message"]

@@ -81,6 +81,7 @@ class Controller:
         is_listed: Callable[[str], bool] = lambda _: True,
         others_wait: Callable[[], bool] = lambda: True,
         on_status: Callable[[DDPJobStatus, DDPJobStatus], None] = lambda *_: None,
+        observe: Callable[[DDPJob], None] = lambda _: None,
     ) -> None:
         """Create a controller.
 
@@ -97,8 +98,9 @@ class Controller:
             is_listed: Function that returns whether the cache contains all jobs of a namespace.
             others_wait: Function that returns whether other jobs may wait for a worker.
             on_status: Function that is called with the old and the new status after each write.
+            observe: Function that is called with the job whenever it was read or written.
         """
-        self._on_status = on_status
+        self._on_status, self._observe = on_status, observe
         self._cluster, self._cache, self._agents = cluster, cache, agents
         self._clock, self._is_listed = clock, is_listed
         self._monotonic = monotonic or (lambda: clock().timestamp())
@@ -148,6 +150,7 @@ class Controller:
         except InvalidJobError as error:
             await self._report_invalid(raw, str(error))
             return None
+        self._observe(job)
         if refused := refused_config(job):
             await self._report_invalid(raw, refused)
             return None
@@ -281,6 +284,7 @@ class Controller:
             raw = await self._write_status(raw, status)
             state.written = self._clock()
             self._on_status(job.status, plan.status)
+            self._observe(job.model_copy(update={"status": plan.status}))
             now = self._clock().timestamp()
             self._minor_writes(state).take(now)
             if _starts_again(job, plan):
