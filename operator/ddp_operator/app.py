@@ -31,6 +31,7 @@ from ddp_operator.runtime.agent_watcher import AgentWatcher
 from ddp_operator.runtime.cache import Cache
 from ddp_operator.runtime.child_events import ChildEvents
 from ddp_operator.runtime.controller import Controller
+from ddp_operator.runtime.finished_jobs import FinishedJobs
 from ddp_operator.runtime.gang_apis import GangApis
 from ddp_operator.runtime.health import serve_health
 from ddp_operator.runtime.job_metrics import JobCollector
@@ -172,6 +173,7 @@ async def _reconcile_jobs(
         others_wait=lambda: queue.oldest_seconds() > WAITING_SECONDS,
         on_status=metrics.record_status,
         observe=notifier.observe if notifier is not None else lambda _: None,
+        finished_jobs=FinishedJobs(cluster) if settings.finished_jobs else None,
     )
     _lead(metrics, cache, queue, watcher)
     used = kinds_in_use(defaults)

@@ -227,3 +227,12 @@ NOTIFICATION_SECONDS: Final = 900.0
 announces the ends of jobs that are not older."""
 NOTIFICATION_MEMORY: Final = 10_000
 """Number of ids that the operator remembers, so that it announces nothing twice."""
+
+# === The list of finished jobs
+
+FINISHED_JOBS: Final = 100
+"""Number of finished jobs that a namespace keeps in its ConfigMap. The oldest one is dropped."""
+FINISHED_LIST_BYTES: Final = 256 << 10
+"""Maximum size of the ConfigMap's entries together, a quarter of what a ConfigMap may hold."""
+FINISHED_JOB_BYTES: Final = 8 << 10
+"""Maximum length of an entry that is read, in characters. Users may edit the ConfigMap."""

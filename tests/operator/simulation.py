@@ -8,10 +8,12 @@ from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import Any
 
+from ddp_operator.api.finished import CONFIG_MAP, read_finished
 from ddp_operator.api.job import DDPJob
 from ddp_operator.builders.defaults import Defaults
 from ddp_operator.runtime.cache import Cache
 from ddp_operator.runtime.controller import Controller
+from ddp_operator.runtime.finished_jobs import FinishedJobs
 from ddp_wire import contract, node_ranges
 from tests.operator.fake_cluster import DirectStatuses, FakeCluster, Killed
 from tests.operator.support import GUARDED, NOW
@@ -82,6 +84,11 @@ class Simulation:
             KEY in self.cluster.jobs,
         )
 
+    def recorded(self) -> dict[str, str]:
+        """Return the states of the jobs in the list of finished jobs, by name."""
+        found = self.cluster.config_maps.get((KEY[0], CONFIG_MAP))
+        return {one.name: one.state for one in read_finished(found)}
+
     def _apply(self, move: Move) -> None:
         name = move.pod["metadata"]["name"]
         if isinstance(move, ReportStatus):
@@ -106,6 +113,7 @@ class Simulation:
             lambda: self.now,
             agents=DirectStatuses(self.cluster),
             observe=self._observe,
+            finished_jobs=FinishedJobs(self.cluster),
         )
 
     async def _settle(self) -> None:

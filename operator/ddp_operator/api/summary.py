@@ -1,15 +1,16 @@
 """Define the short summary of a job that notifications and lists of finished jobs contain."""
 
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Annotated
 
-from pydantic import Field, StringConstraints
+from pydantic import AwareDatetime, Field, StringConstraints
 
 from ddp_operator.api.base import StatusModel
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import Cause, ConditionType
 from ddp_wire.plain_text import PlainText
 
+_OLDEST = datetime.min.replace(tzinfo=UTC)
 MESSAGE_CHARACTERS = 512
 """Maximum length of a message in a summary, in characters."""
 
@@ -35,11 +36,11 @@ class JobSummary(StatusModel):
     """Kind of the newest failure, as `status.lastFailure.reason`. Absent without a failure."""
     attempts: Count = 0
     """Number of attempts."""
-    creation_time: datetime | None = None
+    creation_time: AwareDatetime | None = None
     """Time at which the job was created."""
-    start_time: datetime | None = None
+    start_time: AwareDatetime | None = None
     """Time at which the operator started the job or last resumed it."""
-    completion_time: datetime | None = None
+    completion_time: AwareDatetime | None = None
     """Time at which the job completed or failed."""
     goodput: Word | None = None
     """Training time as a share of all time in which the job was not suspended: 97.3%."""
@@ -51,6 +52,11 @@ class JobSummary(StatusModel):
     """Number of nodes of the job."""
     ranks: Count = 0
     """Number of ranks on all nodes together."""
+
+    @property
+    def ended(self) -> datetime:
+        """Return when the job ended. A job without this time counts as the oldest one."""
+        return self.completion_time or _OLDEST
 
 
 def summarize(job: DDPJob) -> JobSummary:

@@ -119,7 +119,9 @@ class Webhook:
         if self._session is None:
             timeout = aiohttp.ClientTimeout(total=NOTIFICATION_TIMEOUT_SECONDS)
             self._session = aiohttp.ClientSession(
-                timeout=timeout, cookie_jar=aiohttp.DummyCookieJar()
+                timeout=timeout,
+                cookie_jar=aiohttp.DummyCookieJar(),
+                trust_env=True,  # The address may be reachable through a proxy only.
             )
         try:
             async with self._session.post(

@@ -1,6 +1,7 @@
 """Controller of one job after another: observe, decide, write the status, act, publish Events."""
 
 import asyncio
+import contextlib
 import logging
 import math
 from collections.abc import Callable
@@ -47,6 +48,7 @@ from ddp_operator.runtime.cache import Cache
 from ddp_operator.runtime.claim_events import ClaimEvents
 from ddp_operator.runtime.decider import Decider
 from ddp_operator.runtime.fair_budget import FairBudget
+from ddp_operator.runtime.finished_jobs import FinishedJobs
 from ddp_operator.runtime.job_state import JobState
 from ddp_operator.runtime.kubernetes_nodes import NodeViews
 from ddp_operator.runtime.logs import add_log_fields
@@ -82,6 +84,7 @@ class Controller:
         others_wait: Callable[[], bool] = lambda: True,
         on_status: Callable[[DDPJobStatus, DDPJobStatus], None] = lambda *_: None,
         observe: Callable[[DDPJob], None] = lambda _: None,
+        finished_jobs: FinishedJobs | None = None,
     ) -> None:
         """Create a controller.
 
@@ -99,8 +102,10 @@ class Controller:
             others_wait: Function that returns whether other jobs may wait for a worker.
             on_status: Function that is called with the old and the new status after each write.
             observe: Function that is called with the job whenever it was read or written.
+            finished_jobs: Writer of the lists of finished jobs, or None if there are no lists.
         """
         self._on_status, self._observe = on_status, observe
+        self._finished_jobs = finished_jobs
         self._cluster, self._cache, self._agents = cluster, cache, agents
         self._clock, self._is_listed = clock, is_listed
         self._monotonic = monotonic or (lambda: clock().timestamp())
@@ -180,6 +185,7 @@ class Controller:
         add_log_fields(
             attempt=plan.status.attempt or None, cause=failure.reason if failure else None
         )
+        await self._record_end(job, state)  # Before the actions: one of them may delete the job.
         shown = replace(plan, actions=()) if continues else plan
         wait = await self._seconds_to_wait(state, raw, world, shown)
         if wait > 0.0 and continues:
@@ -187,6 +193,11 @@ class Controller:
         elif wait > 0.0:
             return min(wait, plan.requeue_seconds or wait)
         return await self._apply(state, raw, job, plan, continues=continues)
+
+    async def _record_end(self, job: DDPJob, state: JobState) -> None:
+        """Add a job that has ended to the list of finished jobs of its namespace."""
+        if self._finished_jobs is not None and is_finished(job.status) and not state.recorded:
+            state.recorded = await self._finished_jobs.record(job)
 
     async def _known_job(self, key: Key) -> Manifest | None:
         """Return the job with a key, or release and forget all that is left of a deleted job."""
@@ -251,6 +262,8 @@ class Controller:
             return
         _log.error("the job is invalid and is not reconciled: %s", sentence)
         written = await self._write_status(raw, status)
+        with contextlib.suppress(InvalidJobError):
+            self._observe(parse_job(written))
         await self._cluster.emit(written, Event(EventType.WARNING, INVALID, sentence))
 
     async def _report_delay(

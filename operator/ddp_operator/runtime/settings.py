@@ -63,6 +63,9 @@ class Settings(BaseModel):
     checkpoint_claims: bool = False
     """Whether jobs may have claims that the operator creates from spec.checkpoint.claimTemplate,
     which needs rights to PersistentVolumeClaims."""
+    finished_jobs: bool = False
+    """Whether each namespace keeps a list of its finished jobs in a ConfigMap, which needs rights
+    to this ConfigMap."""
     gang_types: tuple[GangType, ...] = ()
     """Gang schedulers that jobs may use, separated by commas: Native, Coscheduling, Volcano."""
     gang_default: GangType = GangType.NONE

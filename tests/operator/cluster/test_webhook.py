@@ -132,6 +132,18 @@ async def test_error_of_a_connection_does_not_quote_the_address(tmp_path: Path) 
     assert "token" not in reason
 
 
+async def test_message_goes_through_the_proxy_of_the_environment(
+    receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", receiver.url.removesuffix("/hook"))
+    monkeypatch.delenv("no_proxy", raising=False)
+    (tmp_path / "keys").write_text(KEY)
+    client = Webhook("http://hooks.invalid/hook", tmp_path / "keys")
+    assert (await client.send("msg_1", 1, BODY)).outcome is DeliveryOutcome.DELIVERED
+    await client.close()
+    assert receiver.requests[0][1]["host"] == "hooks.invalid"
+
+
 async def test_changed_key_file_signs_the_next_message(
     receiver: Receiver, sender: Webhook, tmp_path: Path
 ) -> None:

@@ -135,10 +135,9 @@ async def test_memory_of_ids_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None
     assert len({message_id for message_id, _, _ in stage.sent}) == 3
 
 
-async def test_reconcile_does_not_wait_for_a_receiver_that_hangs() -> None:
-    bench, stage = Bench(nodes=1), Stage(OK)
-    stage.blocked.clear()
-    bench.controller = Controller(
+def controller_of(bench: Bench, stage: Stage) -> Controller:
+    """Return a controller that announces what it reads and writes."""
+    return Controller(
         bench.cluster,
         bench.cache,
         bench.defaults,
@@ -146,6 +145,12 @@ async def test_reconcile_does_not_wait_for_a_receiver_that_hangs() -> None:
         agents=bench.agents,
         observe=stage.notifier.observe,
     )
+
+
+async def test_reconcile_does_not_wait_for_a_receiver_that_hangs() -> None:
+    bench, stage = Bench(nodes=1), Stage(OK)
+    stage.blocked.clear()
+    bench.controller = controller_of(bench, stage)
     async with stage.running():
         await bench.train()
         pod = bench.cluster.pods()[0]["metadata"]["name"]
@@ -155,6 +160,16 @@ async def test_reconcile_does_not_wait_for_a_receiver_that_hangs() -> None:
         assert stage.sent == []
         stage.blocked.set()
         await stage.until(lambda: len(stage.sent) == 1)
+
+
+async def test_job_with_a_refused_config_is_announced_at_once() -> None:
+    bench, stage = Bench(nodes=1, config={"epoch": 1}), Stage(OK)
+    bench.controller = controller_of(bench, stage)
+    await bench.reconcile()
+    async with stage.running():
+        await stage.until(lambda: len(stage.sent) == 1)
+    assert b'"type":"ddpjob.failed"' in stage.sent[0][2]
+    assert b'"state":"Invalid"' in stage.sent[0][2]
 
 
 @pytest.mark.parametrize("after", [False, True])

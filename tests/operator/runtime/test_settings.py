@@ -45,6 +45,7 @@ def test_every_setting_is_read_from_its_variable() -> None:
         "shared_memory": "16Gi",
         "host_ports": "20000-29999",
         "checkpoint_claims": "True",
+        "finished_jobs": "True",
         "gpu_product_label": "cloud.google.com/gke-accelerator",
         "agent_clients": "()",
         "pod_template": "full",
