@@ -132,6 +132,16 @@ registry of a parent chart applies to a repository that names none.
   resources: [workloads]
   verbs: [get, delete]
 {{- end }}
+{{- if .Values.finishedJobs }}
+- apiGroups: [""]
+  resources: [configmaps]
+  resourceNames: [ddpjob-finished]
+  verbs: [get, patch]
+# RBAC cannot limit a creation to a name; the ValidatingAdmissionPolicy does.
+- apiGroups: [""]
+  resources: [configmaps]
+  verbs: [create]
+{{- end }}
 - apiGroups: [""]
   resources: [events]
   verbs: [list, create]

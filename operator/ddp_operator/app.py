@@ -23,6 +23,7 @@ from ddp_operator.cluster.base import Key, NotLeadingError, Request, namespace_o
 from ddp_operator.cluster.kube.cluster import KubeCluster
 from ddp_operator.cluster.kube.connection import ApiConnection
 from ddp_operator.cluster.kube.leases import KubeLeases
+from ddp_operator.cluster.webhook import KeyFileError, Webhook, read_keys
 from ddp_operator.handlers import NoMemories, build_registry, build_settings
 from ddp_operator.limits import WAITING_SECONDS
 from ddp_operator.runtime import logs
@@ -30,6 +31,7 @@ from ddp_operator.runtime.agent_watcher import AgentWatcher
 from ddp_operator.runtime.cache import Cache
 from ddp_operator.runtime.child_events import ChildEvents
 from ddp_operator.runtime.controller import Controller
+from ddp_operator.runtime.finished_jobs import FinishedJobs
 from ddp_operator.runtime.gang_apis import GangApis
 from ddp_operator.runtime.health import serve_health
 from ddp_operator.runtime.job_metrics import JobCollector
@@ -37,6 +39,7 @@ from ddp_operator.runtime.kubernetes_nodes import KubernetesNodes
 from ddp_operator.runtime.leader import Elector, Timing
 from ddp_operator.runtime.memory import collect_garbage_less_often
 from ddp_operator.runtime.metrics import OperatorMetrics
+from ddp_operator.runtime.notifier import Notifier
 from ddp_operator.runtime.pod_lists import PodLists
 from ddp_operator.runtime.queue import WorkQueue
 from ddp_operator.runtime.settings import ASSIGNED, Settings, SettingsError
@@ -129,6 +132,16 @@ async def _run_with_election(
         await lease_api.close()
 
 
+def _lead(
+    metrics: OperatorMetrics, cache: Cache, queue: WorkQueue[Key], watcher: AgentWatcher
+) -> None:
+    """Register the metrics that only the leader has."""
+    metrics.leader.set(1)
+    metrics.registry.register(JobCollector(cache.jobs))
+    metrics.observe_queue(queue.__len__, queue.oldest_seconds)
+    metrics.observe_agents(watcher.count)
+
+
 async def _reconcile_jobs(
     settings: Settings,
     cluster: KubeCluster,
@@ -146,23 +159,23 @@ async def _reconcile_jobs(
     refresh_pods = PodLists(cluster, cache).refresh
     watcher = AgentWatcher(cluster, wake, settings.status_writes_per_second, refresh_pods)
     nodes = KubernetesNodes(cache.places, wake, settings.gpu_product_label)
+    clock = functools.partial(datetime.now, UTC)
+    notifier = _notifier_of(settings, clock, metrics)
     controller = Controller(
         cluster,
         cache,
         defaults,
-        lambda: datetime.now(UTC),
+        clock,
         agents=watcher,
         nodes=nodes,
         monotonic=time.monotonic,
         is_listed=activity.is_listed,
         others_wait=lambda: queue.oldest_seconds() > WAITING_SECONDS,
         on_status=metrics.record_status,
+        observe=notifier.observe if notifier is not None else lambda _: None,
+        finished_jobs=FinishedJobs(cluster) if settings.finished_jobs else None,
     )
-    metrics.leader.set(1)
-    metrics.registry.register(JobCollector(cache.jobs))
-    metrics.observe_queue(queue.__len__, queue.oldest_seconds)
-    metrics.observe_agents(watcher.count)
-
+    _lead(metrics, cache, queue, watcher)
     used = kinds_in_use(defaults)
     kinds, watched = [k.name for k in used], [k.name for k in used if k.watched]
     take_one = functools.partial(cluster.snapshot, kinds=kinds)
@@ -174,10 +187,14 @@ async def _reconcile_jobs(
     )
     every, wanted = settings.resync_seconds, activity.resync_wanted
     coroutines.append(resync_periodically(take_snapshot, cache, queue, every, wanted))
-    coroutines.append(metrics.measure_lag())
-    coroutines.append(_watch_jobs(settings, cache, queue, stop))
     sink = ChildEvents(cache, queue, activity)
-    coroutines.append(cluster.watch_children(watched, settings.namespaces, sink))
+    coroutines += [
+        metrics.measure_lag(),
+        _watch_jobs(settings, cache, queue, stop),
+        cluster.watch_children(watched, settings.namespaces, sink),
+    ]
+    if notifier is not None:
+        coroutines.append(notifier.run())
     if settings.watch_nodes:
         coroutines.append(cluster.watch_nodes(nodes))
     if settings.gang_types:
@@ -203,6 +220,16 @@ def _defaults_of(settings: Settings) -> Defaults:
         host_ports=settings.port_range,
         checkpoint_claims=settings.checkpoint_claims,
     )
+
+
+def _notifier_of(
+    settings: Settings, clock: Callable[[], datetime], metrics: OperatorMetrics
+) -> Notifier | None:
+    """Return the notifier, or None if the settings name no receiver."""
+    if settings.webhook_url is None or settings.webhook_key_file is None:
+        return None
+    webhook = Webhook(settings.webhook_url, settings.webhook_key_file)
+    return Notifier(webhook, clock, metrics.record_notification)
 
 
 def _gangs_of(settings: Settings) -> Gangs:
@@ -288,7 +315,9 @@ def main() -> None:
     """Run the `ddp-operator` command."""
     try:
         settings = Settings.from_environment()
-    except SettingsError as error:
+        if settings.webhook_key_file is not None:
+            read_keys(settings.webhook_key_file)
+    except (SettingsError, KeyFileError) as error:
         sys.exit(f"ddp-operator: {error}")
     logs.configure(settings.log_level, settings.log_format)
     collect_garbage_less_often()

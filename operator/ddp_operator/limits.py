@@ -220,3 +220,29 @@ PIECE_BYTES: Final = 512
 event loop once."""
 MOST_HEADERS: Final = 32
 """Maximum number of headers in an answer of an agent."""
+
+# === Notifications
+
+NOTIFICATION_QUEUE: Final = 1000
+"""Maximum number of notifications that wait for the receiver. Further ones are dropped, because a
+receiver that is away must not fill the memory of the operator."""
+NOTIFICATIONS_IN_FLIGHT: Final = 4
+"""Number of notifications that are sent at the same time."""
+NOTIFICATION_TIMEOUT_SECONDS: Final = 10.0
+"""Maximum seconds for one try, from the connection to the head of the answer."""
+NOTIFICATION_RETRIES: Final = Backoff(first=1.0, longest=60.0)
+"""Waits between two tries of a notification."""
+NOTIFICATION_SECONDS: Final = 900.0
+"""Maximum age of a notification, in seconds. Older ones are given up, and an operator that starts
+announces the ends of jobs that are not older."""
+NOTIFICATION_MEMORY: Final = 10_000
+"""Number of ids that the operator remembers, so that it announces nothing twice."""
+
+# === The list of finished jobs
+
+FINISHED_JOBS: Final = 100
+"""Number of finished jobs that a namespace keeps in its ConfigMap. The oldest one is dropped."""
+FINISHED_LIST_BYTES: Final = 256 << 10
+"""Maximum size of the ConfigMap's entries together, a quarter of what a ConfigMap may hold."""
+FINISHED_JOB_BYTES: Final = 8 << 10
+"""Maximum length of an entry that is read, in characters. Users may edit the ConfigMap."""

@@ -116,6 +116,21 @@ def test_deployment_and_label_values_reach_the_objects_of_the_release(
     assert condition["expression"].startswith(user)
 
 
+def test_webhook_reads_its_keys_from_a_mounted_secret(tmp_path: Path) -> None:
+    values = {"url": "https://hooks.example.com/a?b=c", "secretName": "hook"}
+    documents = with_values(tmp_path, {"notifications": values})
+    pod = find_one(documents, "Deployment")["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    given = {e["name"]: e.get("value") for e in container["env"]}
+    assert given["DDP_OPERATOR_WEBHOOK_URL"] == values["url"]
+    mount = next(m for m in container["volumeMounts"] if m["name"] == "webhook")
+    assert given["DDP_OPERATOR_WEBHOOK_KEY_FILE"] == f"{mount['mountPath']}/keys"
+    volume = next(v for v in pod["volumes"] if v["name"] == "webhook")
+    items = [{"key": "keys", "path": "keys"}]
+    assert volume["secret"] == {"secretName": "hook", "items": items}
+    assert len(documents) == len(rendered()), "a webhook needs no rights"
+
+
 def test_extra_objects_are_templates_of_the_release(tmp_path: Path) -> None:
     text = "apiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: '{{ .Release.Name }}-text'\n"
     mapping = {
@@ -144,6 +159,11 @@ def test_extra_objects_are_templates_of_the_release(tmp_path: Path) -> None:
         ("gangs.default=Volcano", "gangs.default must be None or one of gangs.types"),
         ("gangs.types={Slurm}", "gangs"),
         ("hostAliases[0].ip=10.0.0.1", "hostnames"),
+        (
+            "notifications.url=https://hooks.example.com",
+            "notifications.secretName must be set when notifications.url is",
+        ),
+        ("notifications.url=hooks.example.com", "notifications"),
     ],
 )
 def test_values_that_contradict_each_other_are_rejected(flags: str, sentence: str) -> None:

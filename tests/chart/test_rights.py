@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from ddp_operator.api.finished import CONFIG_MAP
 from tests.chart.rights import Right, granted_rights, used_rights
 from tests.chart.test_chart import ELECTION, find_one, rendered
 from tests.harness.install import OPERATOR_USER, RELEASE, ROOT, SYSTEM_NAMESPACE
@@ -98,6 +99,11 @@ def test_no_role_has_wildcards_secrets_or_exec_and_nodes_are_only_read() -> None
     assert len(found) >= 10
 
 
+def test_operator_has_no_right_to_config_maps_without_lists_of_finished_jobs() -> None:
+    found = granted_rights(rendered("--set", "finishedJobs=false"), SYSTEM_NAMESPACE, RELEASE)
+    assert not {right for right in found if right.resource == "configmaps"}
+
+
 def test_roles_of_the_operator_can_be_left_to_the_administrator() -> None:
     documents = rendered("--set", "rbac.create=false")
     assert placed(documents, BINDINGS) == set()
@@ -112,15 +118,19 @@ def test_user_roles_have_their_verbs() -> None:
     read = ["get", "list", "watch"]
     jobs = {"apiGroups": ["ddp-trainer.dev"], "resources": ["ddpjobs"]}
     logs = {"apiGroups": [""], "resources": ["pods/log", "events"], "verbs": read}
+    maps = {"apiGroups": [""], "resources": ["configmaps"]}
+    finished = {**maps, "resourceNames": [CONFIG_MAP], "verbs": ["get", "list"]}
     assert find_one(documents, "ClusterRole", "ddpjob-viewer")["rules"] == [
         {**jobs, "verbs": read},
         logs,
+        finished,
     ]
     assert find_one(documents, "ClusterRole", "ddpjob-editor")["rules"] == [
         {**jobs, "verbs": [*read, "create", "update", "patch", "delete"]},
         {**logs, "resources": ["pods", *logs["resources"]]},
+        finished,
         {**jobs, "resources": ["ddpjobs/scale"], "verbs": ["get", "update", "patch"]},
-        {"apiGroups": [""], "resources": ["configmaps"], "verbs": ["create"]},
+        {**maps, "verbs": ["create"]},
     ]
 
 

@@ -76,6 +76,8 @@ class FakeCluster:
         self.watching: Cache | None = None
         """Cache that gets every change at once, or None for a cache that lags behind."""
         self.after_write: Callable[[], None] = lambda: None
+        self.config_maps: dict[Key, Manifest] = {}
+        self.config_map_reads: list[Key] = []
         self._kill: tuple[int, bool] | None = None
         self._dead = False
 
@@ -316,6 +318,20 @@ class FakeCluster:
     async def delete_workload(self, namespace: str, group: str) -> None:
         del namespace
         self._write(f"delete Workload {group}", lambda: self.deleted_workloads.append(group))
+
+    async def read_config_map(self, namespace: str, name: str) -> Manifest | None:
+        self.config_map_reads.append((namespace, name))
+        return _copied(self.config_maps.get((namespace, name)))
+
+    async def patch_config_map(
+        self, namespace: str, name: str, labels: Mapping[str, str], patch: Mapping[str, Any]
+    ) -> None:
+        def effect() -> None:
+            new: Manifest = {"metadata": {"labels": dict(labels)}, "data": {}}
+            known = self.config_maps.get((namespace, name), new)
+            self.config_maps[namespace, name] = _merged(_copied(known), patch)
+
+        self._write(f"patch ConfigMap {name}", effect)
 
     async def watch_agent_status(self, pod: PodView, revision: int, seconds: float) -> AgentAnswer:
         """Return at once, unlike a real agent. The caller retries."""

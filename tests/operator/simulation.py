@@ -4,13 +4,16 @@ Each step is one second: the controller reconciles until it writes nothing more,
 """
 
 import itertools
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import Any
 
+from ddp_operator.api.finished import CONFIG_MAP, read_finished
+from ddp_operator.api.job import DDPJob
 from ddp_operator.builders.defaults import Defaults
 from ddp_operator.runtime.cache import Cache
 from ddp_operator.runtime.controller import Controller
+from ddp_operator.runtime.finished_jobs import FinishedJobs
 from ddp_wire import contract, node_ranges
 from tests.operator.direct_statuses import DirectStatuses
 from tests.operator.fake_cluster import FakeCluster, Killed
@@ -40,8 +43,13 @@ class Simulation:
         writes_per_life: int = 0,
         cluster: FakeCluster | None = None,
         defaults: Defaults = GUARDED,
+        observe: Callable[[DDPJob], None] = lambda _: None,
     ) -> None:
-        """Create a simulation. Each controller is killed after `writes_per_life` writes if set."""
+        """Create a simulation. Each controller is killed after `writes_per_life` writes if set.
+
+        The controllers call `observe` with the job whenever they read or write it.
+        """
+        self._observe = observe
         self._flow, self._writes_per_life, self._defaults = flow, writes_per_life, defaults
         self.cluster, self.now = cluster or FakeCluster(), NOW
         self.cluster.after_write = self._check
@@ -77,6 +85,11 @@ class Simulation:
             KEY in self.cluster.jobs,
         )
 
+    def recorded(self) -> dict[str, str]:
+        """Return the states of the jobs in the list of finished jobs, by name."""
+        found = self.cluster.config_maps.get((KEY[0], CONFIG_MAP))
+        return {one.name: one.state for one in read_finished(found)}
+
     def _apply(self, move: Move) -> None:
         name = move.pod["metadata"]["name"]
         if isinstance(move, ReportStatus):
@@ -100,6 +113,8 @@ class Simulation:
             self._defaults,
             lambda: self.now,
             agents=DirectStatuses(self.cluster),
+            observe=self._observe,
+            finished_jobs=FinishedJobs(self.cluster),
         )
 
     async def _settle(self) -> None:

@@ -39,7 +39,7 @@ def operator() -> models.Dashboard:
             Row("Replicas", [_leader(), _build(), _agents_now(), _attempts()]),
             Row("Reconciles", [_reconciles(), _durations(), _depth(), _oldest()]),
             Row("API server", [_requests(), _request_durations()]),
-            Row("Process", [_lag(), _agents()]),
+            Row("Process", [_lag(), _agents(), _notifications()]),
         ],
     )  # fmt: skip
 
@@ -184,3 +184,15 @@ def _agents() -> Panel:
     )
     query = Query(_count_agents(), "{{state}}")
     return time_series(text, query, width=12, colors={"silent": "orange"})
+
+
+def _notifications() -> Panel:
+    text = Text(
+        "Notifications by result",
+        "short",
+        "How many notifications the webhook received, and how many were given up or dropped.",
+        _EMPTY,
+    )
+    query = Query(increase(metrics.NOTIFICATIONS, OPERATORS, "result"), "{{result}}")
+    colors = {"failed": "orange", "dropped": "red"}
+    return time_series(text, query, width=12, bars=True, colors=colors)

@@ -45,8 +45,12 @@ class ConditionType(StrEnum):
     """The job completed, in the format of a batch/v1 Job. Present only after the end of the job."""
     FAILED = "Failed"
     """The job failed for good, in the format of a batch/v1 Job. Present only after the end of the job."""  # noqa: E501
+    READY = "Ready"
+    """The cluster does what the spec wants: all ranks train, or the job completed or is suspended. kstatus reads this condition, Reconciling and Stalled."""  # noqa: E501
+    RECONCILING = "Reconciling"
+    """The job waits, starts, recovers or stops for a suspension. Present only while True."""
     STALLED = "Stalled"
-    """The job failed for good, under the condition name that kstatus reads. Present only after the end of the job."""  # noqa: E501
+    """The job failed for good or is invalid, so that only a user can help. Present only while True."""  # noqa: E501
 
 
 class ConditionStatus(StrEnum):

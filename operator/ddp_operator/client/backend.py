@@ -2,13 +2,21 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from ddp_operator.api.job import DDPJob
+from ddp_operator.api.summary import JobSummary
 from ddp_operator.client.log_lines import LogLine, Wanted
 from ddp_operator.client.rank_stacks import RankStack
 
 Json = dict[str, Any]
+
+
+class FinishedJob(NamedTuple):
+    """A job in a list of finished jobs."""
+
+    namespace: str
+    summary: JobSummary
 
 
 class Backend(Protocol):
@@ -32,6 +40,12 @@ class Backend(Protocol):
 
     def read_all(self, *, everywhere: bool = False) -> list[Json]:
         """Return all DDPJob objects of this place, or of all namespaces."""
+
+    def finished(self, *, everywhere: bool = False) -> list[FinishedJob]:
+        """Return the finished jobs of this place that its lists still have, newest first.
+
+        They include deleted jobs. Users of a namespace may edit its list.
+        """
 
     def create(self, manifest: Json, config_maps: Sequence[Json] = ()) -> Json:
         """Create a job with the ConfigMaps that it mounts. Return the job.

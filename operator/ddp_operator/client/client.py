@@ -6,7 +6,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-from ddp_operator.client.backend import Backend, Json
+from ddp_operator.client.backend import Backend, FinishedJob, Json
 from ddp_operator.client.cluster_jobs import ClusterJobs
 from ddp_operator.client.code import read_code
 from ddp_operator.client.jobs import Job
@@ -23,6 +23,14 @@ class Client:
     def list(self, *, everywhere: bool = False) -> list[Json]:
         """Return all DDPJob objects of this place, or of all namespaces."""
         return self.backend.read_all(everywhere=everywhere)
+
+    def finished(self, *, everywhere: bool = False) -> Sequence[FinishedJob]:
+        """Return the finished jobs that the lists of this place have, newest first.
+
+        They include deleted jobs. A list has at most 100 jobs, and users of its namespace may
+        edit it.
+        """
+        return self.backend.finished(everywhere=everywhere)
 
     def get(self, name: str) -> Job:
         """Return a job.

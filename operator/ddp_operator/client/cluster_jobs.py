@@ -8,9 +8,10 @@ from typing import Any, TypeVar
 from urllib.parse import quote
 
 from ddp_operator.api.base import API_VERSION, KIND, PLURAL
+from ddp_operator.api.finished import CONFIG_MAP, read_finished
 from ddp_operator.api.job import DDPJob, parse_job
 from ddp_operator.builders.names import init_pod_name, pod_name
-from ddp_operator.client.backend import Json, event_time
+from ddp_operator.client.backend import FinishedJob, Json, event_time
 from ddp_operator.client.cluster_inspections import Inspector
 from ddp_operator.client.errors import NoSuchJobError, RequestError
 from ddp_operator.client.follow import JobFollower, LineStream
@@ -81,6 +82,25 @@ class ClusterJobs:
         found = self._asked(lambda: self._api.call("GET", path))
         # The API server leaves these fields out of the items of a list.
         return [{"apiVersion": API_VERSION, "kind": KIND, **item} for item in found["items"]]
+
+    def finished(self, *, everywhere: bool = False) -> list[FinishedJob]:
+        """Return the finished jobs in the list of the namespace, or in the lists of all of them."""
+        self._notes = []
+        place = "" if everywhere else f"/namespaces/{quote(self.namespace)}"
+        query = {"fieldSelector": f"metadata.name={CONFIG_MAP}"}
+        try:
+            found = self._api.call("GET", f"/api/v1{place}/configmaps", query=query)
+        except ClusterError as error:
+            if error.status != HTTPStatus.FORBIDDEN:
+                raise
+            self._notes.append(f"deleted jobs are not shown: {error}")
+            return []
+        jobs = [
+            FinishedJob(str(one["metadata"]["namespace"]), summary)
+            for one in found["items"]
+            for summary in read_finished(one)
+        ]
+        return sorted(jobs, key=lambda one: one.summary.ended, reverse=True)
 
     def create(self, manifest: Json, config_maps: Sequence[Json] = ()) -> Json:
         """Create a job, and then the ConfigMaps that it mounts and owns. Return the job.

@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from ddp_operator.api.job import DDPJob, parse_job
-from ddp_operator.client.backend import Json
+from ddp_operator.client.backend import FinishedJob, Json
 from ddp_operator.client.errors import NoSuchJobError, RequestError
 from ddp_operator.client.follow import JobFollower
 from ddp_operator.client.local_logs import LogFile
@@ -102,6 +102,11 @@ class LocalJobs:
             except NoSuchJobError:
                 continue
         return found
+
+    def finished(self, *, everywhere: bool = False) -> list[FinishedJob]:
+        """Return nothing: the folder itself keeps the runs that have ended."""
+        del everywhere
+        return []
 
     def create(self, manifest: Json, config_maps: Sequence[Json] = ()) -> Json:
         """Start a run in the background. Return its job."""

@@ -23,6 +23,12 @@ MESSAGE_CHARACTERS = 2048
 OLD_READINESS_LIMIT = timedelta(seconds=10)
 """Age of an attempt from which a pod's readiness describes this attempt, and not the previous one.
 The kubelet delivers the new attempt order within about 2 s, and probes every second."""
+INVALID = "Invalid"
+"""Reason of the condition Succeeded for a job whose spec cannot run."""
+RUNNING = "Running"
+"""Reason of the condition Succeeded while all ranks train."""
+SUSPENDED = "Suspended"
+"""Reason of the condition Succeeded while spec.suspend is true."""
 QUOTA_EXCEEDED = "QuotaExceeded"
 CHECKPOINT_PATH_IN_USE = "CheckpointPathInUse"
 QUEUED = (QUOTA_EXCEEDED, SCHEDULING_GATED, "Unschedulable")
@@ -216,10 +222,10 @@ def _summary(world: World, status: DDPJobStatus) -> tuple[str, str]:
     joined = status.is_true(ConditionType.RENDEZVOUSED)
     if world.blocked is not None and not (joined and world.job.spec.may_leave_nodes_out):
         # Only its author can decide whether a job may use the claim of another user.
-        return "Invalid" if claims.is_name_taken(world.blocked) else "Pending", world.blocked
+        return INVALID if claims.is_name_taken(world.blocked) else "Pending", world.blocked
     if joined:
         refused = f"; {world.blocked}" if world.blocked else ""  # The pod of another node.
-        return "Running", _running_message(world, status) + refused
+        return RUNNING, _running_message(world, status) + refused
     failure = status.last_failure
     waiting = [p for p in world.pods if p.phase == "Pending"]
     held = held_sentence(world)

@@ -50,6 +50,7 @@ from ddp_operator.reconcile.faults import find_faults
 from ddp_operator.reconcile.forbidden_pods import without_forbidden_pods
 from ddp_operator.reconcile.held_pods import held_sentence
 from ddp_operator.reconcile.images import mixed_image_events
+from ddp_operator.reconcile.kstatus import with_kstatus_conditions
 from ddp_operator.reconcile.next_action import next_action
 from ddp_operator.reconcile.plan import Event, EventType, Plan
 from ddp_operator.reconcile.pod_view import STOPPED_BY_QUEUE
@@ -75,8 +76,10 @@ def decide(world: World, defaults: Defaults) -> Plan:
     plan = replace(plan, events=(*restored, *plan.events))
     plan = _with_observation(world, plan)
     if plan.status == world.job.status:
-        return plan  # Elapsed time alone does not change the status.
-    return replace(plan, status=goodput.advance(world, plan.status))
+        return plan  # Elapsed time and derived conditions alone do not change the status.
+    status = goodput.advance(world, plan.status)
+    generation = world.job.metadata.generation
+    return replace(plan, status=with_kstatus_conditions(status, world.now, generation))
 
 
 def _decide(world: World, defaults: Defaults) -> Plan:

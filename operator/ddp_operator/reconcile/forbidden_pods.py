@@ -8,10 +8,9 @@ from ddp_operator.api.pod_policy import forbidden_field
 from ddp_operator.api.status import ConditionType
 from ddp_operator.builders.claim import build_claim
 from ddp_operator.builders.defaults import Defaults
-from ddp_operator.reconcile.conditions import ConditionWriter
+from ddp_operator.reconcile.conditions import INVALID, ConditionWriter
 from ddp_operator.reconcile.gangs import why_no_gang
 from ddp_operator.reconcile.host_ports import why_no_host_network
-from ddp_operator.reconcile.invalid_spec import INVALID
 from ddp_operator.reconcile.lifecycle import is_finished
 from ddp_operator.reconcile.plan import CreatePod, Event, EventType, Plan
 from ddp_operator.reconcile.world import World

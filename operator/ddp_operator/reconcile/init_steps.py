@@ -20,7 +20,7 @@ from ddp_operator.limits import ATTEMPT_DELAY
 from ddp_operator.reconcile import claims, init_state, lifecycle
 from ddp_operator.reconcile.abandoned import is_abandoned
 from ddp_operator.reconcile.children import delete_init_pod, delete_pods, ensure_other_children
-from ddp_operator.reconcile.conditions import ConditionWriter, blocked_reason, is_stuck
+from ddp_operator.reconcile.conditions import INVALID, ConditionWriter, blocked_reason, is_stuck
 from ddp_operator.reconcile.plan import Action, EnsureChild, Event, EventType, Plan
 from ddp_operator.reconcile.pod_view import PodView
 from ddp_operator.reconcile.waiting import without_attempt
@@ -175,7 +175,7 @@ def _summary(
 ) -> tuple[str, str]:
     """Return the values of the STATUS and MESSAGE columns while a step is prepared or runs."""
     if world.blocked is not None:
-        return "Invalid" if claims.is_name_taken(world.blocked) else "Pending", world.blocked
+        return INVALID if claims.is_name_taken(world.blocked) else "Pending", world.blocked
     again = f" again because {done.message}" if done.message else ""
     if pod is None:
         when = f" at {done.start_time:%H:%M:%S} UTC" if wait > 0 else ""

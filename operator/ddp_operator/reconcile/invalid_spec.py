@@ -13,11 +13,9 @@ from pydantic import ValidationError
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import ConditionType, DDPJobStatus
 from ddp_operator.builders.loop_config import config_error
-from ddp_operator.reconcile.conditions import set_condition
+from ddp_operator.reconcile.conditions import INVALID, set_condition
+from ddp_operator.reconcile.kstatus import with_kstatus_conditions
 from ddp_operator.reconcile.lifecycle import is_finished
-
-INVALID = "Invalid"
-"""Reason of the condition Succeeded for an invalid job. The STATUS column shows it."""
 
 
 def refused_config(job: DDPJob) -> str | None:
@@ -58,4 +56,5 @@ def invalid_spec_status(
     ).model_copy(update={"observed_generation": generation})
     if reported == status:
         return None
+    reported = with_kstatus_conditions(reported, now, generation)
     return reported.model_dump(mode="json", by_alias=True, exclude_none=True)

@@ -7,7 +7,7 @@ from ddp_operator.api.status import Cause, ConditionStatus, ConditionType, DDPJo
 from ddp_operator.reconcile import ended_attempts, init_state, queueing
 from ddp_operator.reconcile.children import delete_pods, end_pods
 from ddp_operator.reconcile.claims import change_claim
-from ddp_operator.reconcile.conditions import ConditionWriter
+from ddp_operator.reconcile.conditions import SUSPENDED, ConditionWriter
 from ddp_operator.reconcile.gangs import release_groups
 from ddp_operator.reconcile.plan import DeleteJob, Event, EventType, Plan
 from ddp_operator.reconcile.progress import with_progress
@@ -28,9 +28,7 @@ def finish(
     wanted = world.job.nodes
     out.set(ConditionType.PODS_READY, False, reason, message)
     out.set(ConditionType.SUCCEEDED, succeeded, reason, message)
-    final = [ConditionType.COMPLETE] if succeeded else [ConditionType.FAILED, ConditionType.STALLED]
-    for kind in final:
-        out.set(kind, True, reason, message)
+    out.set(ConditionType.COMPLETE if succeeded else ConditionType.FAILED, True, reason, message)
     ended = out.status.model_copy(
         update={
             "completion_time": world.now.replace(microsecond=0),
@@ -68,19 +66,19 @@ def suspend(world: World) -> Plan:
     if status.attempt_spec_hash is not None:
         # The first reconcile ends the attempt. Later ones wait until its pods have saved and ended.
         status = ended_attempts.with_ended_attempt(
-            status, world.now, cause=Cause.FREE, reason="Suspended", message="spec.suspend was set"
+            status, world.now, cause=Cause.FREE, reason=SUSPENDED, message="spec.suspend was set"
         )
     status = ended_attempts.with_last_step(status)
     out = ConditionWriter(world, status)
     gone = not world.pods and all(pod.terminal for pod in world.init_pods)
     progress = "all pods have ended" if gone else "the pods are saving and stopping"
     message = f"spec.suspend is true and {progress}"
-    out.set(ConditionType.SUCCEEDED, None, "Suspended", message)
+    out.set(ConditionType.SUCCEEDED, None, SUSPENDED, message)
     out.set(ConditionType.SUSPENDED, gone, "SuspendRequested", message)
-    out.set(ConditionType.PODS_READY, False, "Suspended", message)
-    out.set(ConditionType.RENDEZVOUSED, False, "Suspended", message)
+    out.set(ConditionType.PODS_READY, False, SUSPENDED, message)
+    out.set(ConditionType.RENDEZVOUSED, False, SUSPENDED, message)
     if status.condition(ConditionType.GANG_SCHEDULED) is not None:
-        out.set(ConditionType.GANG_SCHEDULED, False, "Suspended", message)
+        out.set(ConditionType.GANG_SCHEDULED, False, SUSPENDED, message)
     status = out.status.model_copy(
         update={
             "ready": f"0/{world.job.spec.nodes}",

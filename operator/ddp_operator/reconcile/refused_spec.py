@@ -9,9 +9,8 @@ from ddp_operator.api.status import Cause, ConditionType, DDPJobStatus
 from ddp_operator.reconcile import ended_attempts
 from ddp_operator.reconcile.backoff import STEADY
 from ddp_operator.reconcile.children import delete_pods
-from ddp_operator.reconcile.conditions import ConditionWriter
+from ddp_operator.reconcile.conditions import INVALID, ConditionWriter
 from ddp_operator.reconcile.fault import Fault
-from ddp_operator.reconcile.invalid_spec import INVALID
 from ddp_operator.reconcile.plan import Event, EventType, Plan
 from ddp_operator.reconcile.world import World
 

@@ -20,6 +20,8 @@ fields."""
 _COUNT_CONDITIONS = {
     ConditionType.GANG_SCHEDULED,
     ConditionType.PODS_READY,
+    ConditionType.READY,
+    ConditionType.RECONCILING,
     ConditionType.SUCCEEDED,
 }
 """Conditions whose messages only count or name pods that are not placed or not ready."""

@@ -7,6 +7,7 @@ from itertools import pairwise
 
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import ConditionType
+from ddp_operator.api.summary import JobSummary
 from ddp_wire.durations import duration_text
 
 HEAD = ("NAME", "STATUS", "READY", "ATTEMPT", "PROGRESS", "LOSS", "LEFT", "AGE")
@@ -40,6 +41,27 @@ def message_of(job: DDPJob) -> str:
     """Return the MESSAGE of a job: the reason for its STATUS, as a sentence."""
     summary = job.status.condition(ConditionType.SUCCEEDED)
     return summary.message if summary else ""
+
+
+def deleted_row(namespace: str, job: JobSummary, now: datetime) -> JobRow:
+    """Return the row of a job that is deleted and that a list of finished jobs still has."""
+    created, steps = job.creation_time, job.step
+    total = f"/{job.total_steps}" if job.total_steps else ""
+    values = (
+        job.name,
+        job.state,
+        "deleted",
+        str(job.attempts or ""),
+        f"{steps}{total}" if steps is not None else "",
+        "",
+        "",
+        age_text((now - created).total_seconds()) if created is not None else "",
+        "",
+        "",
+        job.goodput or "",
+        job.message,
+    )
+    return JobRow(namespace, job.state, tuple(value or "-" for value in values))
 
 
 def build_rows(jobs: Sequence[DDPJob], now: datetime) -> list[JobRow]:

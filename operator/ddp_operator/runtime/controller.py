@@ -1,6 +1,7 @@
 """Controller of one job after another: observe, decide, write the status, act, publish Events."""
 
 import asyncio
+import contextlib
 import logging
 import math
 from collections.abc import Callable
@@ -29,7 +30,8 @@ from ddp_operator.limits import (
     TURN_FACTOR,
 )
 from ddp_operator.reconcile import checkpoint_owner
-from ddp_operator.reconcile.invalid_spec import INVALID, invalid_spec_status, refused_config
+from ddp_operator.reconcile.conditions import INVALID
+from ddp_operator.reconcile.invalid_spec import invalid_spec_status, refused_config
 from ddp_operator.reconcile.lifecycle import is_finished
 from ddp_operator.reconcile.plan import (
     CreatePod,
@@ -46,6 +48,7 @@ from ddp_operator.runtime.cache import Cache
 from ddp_operator.runtime.claim_events import ClaimEvents
 from ddp_operator.runtime.decider import Decider
 from ddp_operator.runtime.fair_budget import FairBudget
+from ddp_operator.runtime.finished_jobs import FinishedJobs
 from ddp_operator.runtime.inspections import QuestionForwarder
 from ddp_operator.runtime.job_state import JobState
 from ddp_operator.runtime.kubernetes_nodes import NodeViews
@@ -81,6 +84,8 @@ class Controller:
         is_listed: Callable[[str], bool] = lambda _: True,
         others_wait: Callable[[], bool] = lambda: True,
         on_status: Callable[[DDPJobStatus, DDPJobStatus], None] = lambda *_: None,
+        observe: Callable[[DDPJob], None] = lambda _: None,
+        finished_jobs: FinishedJobs | None = None,
     ) -> None:
         """Create a controller.
 
@@ -97,8 +102,11 @@ class Controller:
             is_listed: Function that returns whether the cache contains all jobs of a namespace.
             others_wait: Function that returns whether other jobs may wait for a worker.
             on_status: Function that is called with the old and the new status after each write.
+            observe: Function that is called with the job whenever it was read or written.
+            finished_jobs: Writer of the lists of finished jobs, or None if there are no lists.
         """
-        self._on_status = on_status
+        self._on_status, self._observe = on_status, observe
+        self._finished_jobs = finished_jobs
         self._cluster, self._cache, self._agents = cluster, cache, agents
         self._clock, self._is_listed = clock, is_listed
         self._monotonic = monotonic or (lambda: clock().timestamp())
@@ -148,6 +156,7 @@ class Controller:
         except InvalidJobError as error:
             await self._report_invalid(raw, str(error))
             return None
+        self._observe(job)
         if refused := refused_config(job):
             await self._report_invalid(raw, refused)
             return None
@@ -178,6 +187,7 @@ class Controller:
         add_log_fields(
             attempt=plan.status.attempt or None, cause=failure.reason if failure else None
         )
+        await self._record_end(job, state)  # Before the actions: one of them may delete the job.
         shown = replace(plan, actions=()) if continues else plan
         wait = await self._seconds_to_wait(state, raw, world, shown)
         if wait > 0.0 and continues:
@@ -186,6 +196,11 @@ class Controller:
             return min(wait, plan.requeue_seconds or wait)
         soon = await self._apply(state, raw, job, plan, continues=continues)
         return soon if question_waits is None else min(question_waits, soon or question_waits)
+
+    async def _record_end(self, job: DDPJob, state: JobState) -> None:
+        """Add a job that has ended to the list of finished jobs of its namespace."""
+        if self._finished_jobs is not None and is_finished(job.status) and not state.recorded:
+            state.recorded = await self._finished_jobs.record(job)
 
     async def _known_job(self, key: Key) -> Manifest | None:
         """Return the job with a key, or release and forget all that is left of a deleted job."""
@@ -251,6 +266,8 @@ class Controller:
             return
         _log.error("the job is invalid and is not reconciled: %s", sentence)
         written = await self._write_status(raw, status)
+        with contextlib.suppress(InvalidJobError):
+            self._observe(parse_job(written))
         await self._cluster.emit(written, Event(EventType.WARNING, INVALID, sentence))
 
     async def _report_delay(
@@ -284,6 +301,7 @@ class Controller:
             raw = await self._write_status(raw, status)
             state.written = self._clock()
             self._on_status(job.status, plan.status)
+            self._observe(job.model_copy(update={"status": plan.status}))
             now = self._clock().timestamp()
             self._minor_writes(state).take(now)
             if _starts_again(job, plan):

@@ -7,7 +7,7 @@ from ddp_operator.builders.env import unique_path
 from ddp_operator.builders.names import made_claim_name
 from ddp_operator.cluster.base import Key, Manifest
 from ddp_operator.reconcile.checkpoint_owner import Claimant, first_in_line
-from ddp_operator.reconcile.invalid_spec import INVALID
+from ddp_operator.reconcile.conditions import INVALID
 
 _Directory = tuple[str, str]
 """Namespace of the claim, and the directory as CLAIM/PATH."""

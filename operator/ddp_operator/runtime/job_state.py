@@ -42,6 +42,8 @@ class JobState:
     """Newest refused change of the claim that the operator created, or None."""
     deleted_workloads: set[str] = field(default_factory=set)
     """Workloads of Kueue that this process has deleted, so that it deletes each only once."""
+    recorded: bool = False
+    """Whether the list of finished jobs has the job."""
     warned: str = ""
     """Last message that was published about an unreadable status."""
     delayed: int | None = None

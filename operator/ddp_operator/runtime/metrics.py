@@ -16,6 +16,7 @@ from prometheus_client import (
 
 from ddp_operator.api.status import Cause, DDPJobStatus
 from ddp_operator.cluster.base import Request
+from ddp_operator.runtime.notifier import RESULTS
 from ddp_wire.families import Family, Kind
 
 _LATENCY_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -72,10 +73,16 @@ RECOVERY_SECONDS = Family(
     " firstStep ends the recovery.",
     ("part",), _RECOVERY_BUCKETS,
 )  # fmt: skip
+NOTIFICATIONS = Family(
+    "ddp_operator_notifications_total", Kind.COUNTER,
+    "Notifications by their result: delivered, failed (refused, or given up) or dropped because too"
+    " many waited. Without a webhook always 0.",
+    ("result",),
+)  # fmt: skip
 
 FAMILIES = (
     BUILD, LEADER, RECONCILES, RECONCILE_SECONDS, QUEUE_DEPTH, QUEUE_OLDEST, REQUESTS,
-    REQUEST_SECONDS, LAG, AGENTS, ATTEMPTS, RECOVERY_SECONDS,
+    REQUEST_SECONDS, LAG, AGENTS, ATTEMPTS, RECOVERY_SECONDS, NOTIFICATIONS,
 )  # fmt: skip
 """Declarations of all metrics about the operator itself."""
 
@@ -109,6 +116,9 @@ class OperatorMetrics:
         self._lag = _histogram(LAG, registry)
         self._attempts = _counter(ATTEMPTS, registry)
         self._recovery_seconds = _histogram(RECOVERY_SECONDS, registry)
+        self._notifications = _counter(NOTIFICATIONS, registry)
+        for result in RESULTS:
+            self._notifications.labels(result)
         for result in ("success", "conflict", "refused", "error"):
             self._reconciles.labels(result)
         # A series that begins with its first event would hide that event from rate().
@@ -137,6 +147,10 @@ class OperatorMetrics:
         """Record one reconcile of a job."""
         self._reconciles.labels(result).inc()
         self._reconcile_seconds.observe(seconds)
+
+    def record_notification(self, result: str) -> None:
+        """Record the result of one notification."""
+        self._notifications.labels(result).inc()
 
     def record_status(self, before: DDPJobStatus, after: DDPJobStatus) -> None:
         """Record the changes in a written status: ended attempts, and the end of a recovery."""

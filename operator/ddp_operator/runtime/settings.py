@@ -3,6 +3,7 @@
 import os
 import socket
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from pydantic import (
@@ -62,6 +63,9 @@ class Settings(BaseModel):
     checkpoint_claims: bool = False
     """Whether jobs may have claims that the operator creates from spec.checkpoint.claimTemplate,
     which needs rights to PersistentVolumeClaims."""
+    finished_jobs: bool = False
+    """Whether each namespace keeps a list of its finished jobs in a ConfigMap, which needs rights
+    to this ConfigMap."""
     gang_types: tuple[GangType, ...] = ()
     """Gang schedulers that jobs may use, separated by commas: Native, Coscheduling, Volcano."""
     gang_default: GangType = GangType.NONE
@@ -87,6 +91,11 @@ class Settings(BaseModel):
     less often than every 5 s."""
     health_port: int = Field(default=8080, ge=1, le=65535)
     """TCP port of /healthz, /readyz and /metrics."""
+    webhook_url: str | None = Field(default=None, pattern=r"^https?://[^/\s]+(/\S*)?$")
+    """Address to which the operator sends a signed notification when a job completes, fails or has
+    recovered, http or https. Without it the operator sends none."""
+    webhook_key_file: Path | None = Field(default=None, validate_default=True)
+    """File with the keys that sign notifications, one per line, in base64."""
     log_level: str = Field(default="INFO", pattern="^(DEBUG|INFO|WARNING|ERROR)$")
     """Lowest level that is logged: DEBUG, INFO, WARNING or ERROR."""
     log_format: str = Field(default="text", pattern="^(text|json)$")
@@ -129,6 +138,13 @@ class Settings(BaseModel):
     def _check_gang_types(cls, value: tuple[GangType, ...]) -> tuple[GangType, ...]:
         if GangType.NONE in value:
             raise ValueError("must not contain None, which each job may use")
+        return value
+
+    @field_validator("webhook_key_file")
+    @classmethod
+    def _check_key_file(cls, value: Path | None, info: ValidationInfo) -> Path | None:
+        if info.data.get("webhook_url") is not None and value is None:
+            raise ValueError(f"must be set if {PREFIX}WEBHOOK_URL is set")
         return value
 
     @field_validator("lease_namespace")

@@ -1,12 +1,15 @@
 """The table of kinds: which children count as intact, and the rights of the chart."""
 
+import itertools
 import re
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from ddp_operator.api.finished import CONFIG_MAP
 from ddp_operator.builders.kinds import KINDS
 from ddp_operator.builders.service import build_service
 from ddp_operator.cluster.kube.used_fields import keep_used_fields
@@ -48,15 +51,22 @@ def chart_rules() -> list[dict[str, Any]]:
 
 
 def test_chart_grants_exactly_the_rights_to_child_objects_that_the_code_states() -> None:
-    granted = {
-        (group, resource): set(rule["verbs"])
-        for rule in chart_rules()
-        for group in rule["apiGroups"]
-        for resource in rule["resources"]
-    }
+    granted = defaultdict[tuple[str, str], set[str]](set)
+    for rule in chart_rules():
+        for group, resource in itertools.product(rule["apiGroups"], rule["resources"]):
+            granted[group, resource] |= set(rule["verbs"])
     others = {("ddp-trainer.dev", "ddpjobs"), ("ddp-trainer.dev", "ddpjobs/status"), ("", "events")}
     others.add(("kueue.x-k8s.io", "workloads"))  # Kueue creates them.
+    others.add(("", "configmaps"))  # The list of finished jobs belongs to no job.
     wanted = {(kind.group, kind.plural): set(kind.verbs) for kind in KINDS.values()}
     assert granted.keys() == wanted.keys() | others
     assert {place: granted[place] for place in wanted} == wanted
     assert granted["kueue.x-k8s.io", "workloads"] == {"get", "delete"}
+
+
+def test_operator_may_read_and_change_no_config_map_but_the_list_of_finished_jobs() -> None:
+    rules = [rule for rule in chart_rules() if "configmaps" in rule["resources"]]
+    assert [(rule.get("resourceNames"), rule["verbs"]) for rule in rules] == [
+        ([CONFIG_MAP], ["get", "patch"]),
+        (None, ["create"]),
+    ]

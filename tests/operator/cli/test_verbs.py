@@ -17,7 +17,13 @@ from ddp_operator.cli.main import main
 from ddp_operator.cli.waiting import rows_of, screen
 from ddp_operator.report.story import STYLES, Fact
 from tests.operator.client.jobs_api import JobsApi, PodLog
-from tests.operator.client.test_cluster_jobs import finish, running, summary
+from tests.operator.client.test_cluster_jobs import (
+    finish,
+    gone,
+    keep_finished,
+    running,
+    summary,
+)
 
 FORBIDDEN = ("torch", "kubernetes", "aiohttp", "rich", "numpy", "asyncio", "ddp_trainer")
 
@@ -92,6 +98,53 @@ def test_list_of_all_namespaces_names_each(jobs: JobsApi) -> None:
     jobs.put(other)
     rows = run("list", "-A").stdout.splitlines()
     assert [row.split()[:2] for row in rows[1:]] == [["team-a", "digits"], ["team-b", "other"]]
+
+
+def test_list_of_all_jobs_has_deleted_ones_and_each_job_once(jobs: JobsApi) -> None:
+    present = gone("digits", uid=running()["metadata"]["uid"])
+    deleted = gone("old", step=60, totalSteps=120, goodput="97.3%", message="it is done")
+    keep_finished(jobs, "team-a", present, deleted)
+    assert len(run("list").stdout.splitlines()) == 2
+    _, first, second = run("list", "--all", "-o", "wide").stdout.splitlines()
+    assert first.split()[:3] == ["digits", "Running", "2/2"]
+    assert second.split()[:5] == ["old", "Completed", "deleted", "2", "60/120"]
+    assert second.endswith("97.3%    it is done")
+    _, *rows = run("list", "--all", "-A").stdout.splitlines()
+    assert [row.split()[:2] for row in rows] == [["team-a", "digits"], ["team-a", "old"]]
+
+
+def test_list_of_all_jobs_has_only_deleted_ones_if_no_other_is_left(cluster: JobsApi) -> None:
+    keep_finished(cluster, "team-a", gone("old"))
+    ended = run("list", "--all")
+    assert (ended.exit_code, ended.stderr) == (0, "")
+    assert ended.stdout.splitlines()[1].split()[:3] == ["old", "Completed", "deleted"]
+
+
+def test_list_of_all_jobs_says_why_it_shows_no_deleted_ones(jobs: JobsApi) -> None:
+    jobs.refused["GET", "/configmaps"] = (403, "configmaps is forbidden")
+    ended = run("list", "--all")
+    assert ended.exit_code == 0
+    assert ended.stderr == "ddpjob: deleted jobs are not shown: configmaps is forbidden\n"
+
+
+@pytest.mark.usefixtures("jobs")
+def test_deleted_jobs_have_no_format_for_programs() -> None:
+    ended = run("list", "--all", "-o", "json")
+    assert ended.exit_code == 2
+    assert ended.stderr == (
+        "ddpjob: --all: deleted jobs are no objects, so it cannot be with -o json\n"
+    )
+
+
+def test_list_that_somebody_edited_cannot_write_to_the_terminal(cluster: JobsApi) -> None:
+    keep_finished(cluster, "team-a", gone("old"))
+    (path,) = cluster.objects
+    text = cluster.objects[path]["data"]["uid-old"].replace("Completed", "\\u001b[2Jgone")
+    cluster.objects[path]["data"] = {"uid-old": text, "other": "{", "uid-x": text}
+    ended = CliRunner().invoke(main, ["list", "--all"], color=True)
+    assert ended.exit_code == 0
+    assert "\x1b[2J" not in ended.stdout
+    assert len(ended.stdout.splitlines()) == 2
 
 
 @pytest.mark.usefixtures("jobs")

@@ -102,11 +102,14 @@ class JobsApi:
                 self.on_creation(self.objects[full])
                 return 201, self.objects[full]
             return 201, body
-        if method == "GET" and path.rpartition("/")[2] in {"ddpjobs", "pods", "events"}:
+        lists = {"ddpjobs", "pods", "events", "configmaps"}
+        if method == "GET" and path.rpartition("/")[2] in lists:
             kind = path.rpartition("/")[2]
-            under = path if "/namespaces/" in path else JOBS
-            items = [o for p, o in self.objects.items() if p.startswith(under) and f"/{kind}/" in p]
-            return 200, {"items": items}
+            under = path if "/namespaces/" in path else path.removesuffix(f"/{kind}")
+            name = query.get("fieldSelector", "").removeprefix("metadata.name=")
+            end = f"/{kind}/{name if kind == 'configmaps' else ''}"
+            found = self.objects.items()
+            return 200, {"items": [o for p, o in found if p.startswith(under) and end in p]}
         target = path.removesuffix("/scale")
         if target not in self.objects:
             return 404, {"message": f"{path} not found", "reason": "NotFound"}

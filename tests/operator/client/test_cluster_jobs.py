@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from ddp_operator.api.finished import CONFIG_MAP, entry_text
 from ddp_operator.api.job import DDPJob, InvalidJobError
+from ddp_operator.api.summary import JobSummary
 from ddp_operator.client import (
     ClusterError,
     NoSuchJobError,
@@ -314,3 +316,42 @@ def test_unreachable_server_is_named_with_its_context(api: JobsApi, tmp_path: Pa
     sentence = "127.0.0.1:1 of the context 'fake' cannot be reached: Connection refused"
     with pytest.raises(ClusterError, match=sentence):
         connect().list()
+
+
+def keep_finished(api: JobsApi, namespace: str, *jobs: JobSummary) -> None:
+    """Store a list of finished jobs."""
+    data = {one.uid: entry_text(one) for one in jobs}
+    metadata = {"name": CONFIG_MAP, "namespace": namespace}
+    path = f"/api/v1/namespaces/{namespace}/configmaps/{CONFIG_MAP}"
+    api.objects[path] = {"metadata": metadata, "data": data}
+
+
+def gone(name: str, hour: int = 12, **fields: Any) -> JobSummary:
+    """Return the summary of a job that completed at an hour."""
+    given = {"name": name, "uid": f"uid-{name}", "state": "Completed", "attempts": 2}
+    times = {"creationTime": "2026-03-01T08:00:00Z", "completionTime": f"2026-03-01T{hour}:00:00Z"}
+    return JobSummary.model_validate({**given, **times, **fields})
+
+
+def test_finished_jobs_are_those_in_the_lists_of_the_namespaces(api: JobsApi) -> None:
+    client = connect()
+    assert client.finished() == []
+    keep_finished(api, "team-a", gone("early", 10), gone("late", 14))
+    keep_finished(api, "team-b", gone("middle", 12))
+    assert [one.summary.name for one in client.finished()] == ["late", "early"]
+    found = client.finished(everywhere=True)
+    assert [(one.namespace, one.summary.name) for one in found] == [
+        ("team-a", "late"),
+        ("team-b", "middle"),
+        ("team-a", "early"),
+    ]
+
+
+def test_user_without_the_right_to_the_list_gets_a_note(api: JobsApi) -> None:
+    api.refused["GET", "/configmaps"] = (403, "configmaps is forbidden")
+    client = connect()
+    assert client.finished() == []
+    assert client.backend.notes() == ["deleted jobs are not shown: configmaps is forbidden"]
+    api.refused["GET", "/configmaps"] = (500, "no")
+    with pytest.raises(ClusterError):
+        client.finished()

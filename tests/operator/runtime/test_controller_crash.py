@@ -3,7 +3,7 @@
 import pytest
 
 from tests.operator.simulation import Simulation
-from tests.scenarios.flows import FLOWS, Flow, end_of
+from tests.scenarios.flows import FLOWS, NAME, Flow, end_of
 
 
 async def run(flow: Flow, kill: tuple[int, bool] | None = None) -> Simulation:
@@ -18,6 +18,7 @@ async def run(flow: Flow, kill: tuple[int, bool] | None = None) -> Simulation:
 async def test_each_simulated_run_has_the_expected_end(flow: Flow) -> None:
     simulation = await run(flow)
     assert end_of(simulation.cluster.statuses[-1]) == flow.end
+    assert simulation.recorded() == {NAME: flow.reason}
     assert simulation.deaths == 0
     if flow.ttl:
         assert simulation.outcome()[1:] == ([], 0, 0, False)
@@ -45,6 +46,7 @@ async def test_kill_of_the_controller_at_any_write_does_not_change_the_end_of_a_
             assert disturbed.deaths == 1
             assert end_of(disturbed.cluster.statuses[-1]) == flow.end
             assert disturbed.outcome() == undisturbed.outcome()
+            assert disturbed.recorded() == {NAME: flow.reason}
 
 
 RECREATED_PODS = {

@@ -4,6 +4,7 @@ import json
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -44,6 +45,7 @@ def test_every_setting_is_read_from_its_variable() -> None:
         "shared_memory": "16Gi",
         "host_ports": "20000-29999",
         "checkpoint_claims": "True",
+        "finished_jobs": "True",
         "gpu_product_label": "cloud.google.com/gke-accelerator",
         "agent_clients": "()",
         "pod_template": "full",
@@ -58,6 +60,8 @@ def test_every_setting_is_read_from_its_variable() -> None:
         "resync_seconds": "30",
         "status_writes_per_second": "5.0",
         "health_port": "9090",
+        "webhook_url": "https://hooks.example.com/ddp",
+        "webhook_key_file": "/etc/keys",
         "log_level": "DEBUG",
         "log_format": "json",
         "identity": "ddp-trainer-5f7",
@@ -136,6 +140,14 @@ def test_other_variables_are_ignored() -> None:
             {**IMAGE, "DDP_OPERATOR_RETRY_SECONDS": "11"},
             "DDP_OPERATOR_RETRY_SECONDS: Value error, must be less than DDP_OPERATOR_RENEW_SECONDS",
         ),
+        (
+            {**IMAGE, "DDP_OPERATOR_WEBHOOK_URL": "ftp://hooks.example.com"},
+            "DDP_OPERATOR_WEBHOOK_URL: String should match",
+        ),
+        (
+            {**IMAGE, "DDP_OPERATOR_WEBHOOK_URL": "https://hooks.example.com"},
+            "DDP_OPERATOR_WEBHOOK_KEY_FILE: Value error, must be set if DDP_OPERATOR_WEBHOOK_URL",
+        ),
     ],
     ids=[
         "no image",
@@ -154,6 +166,8 @@ def test_other_variables_are_ignored() -> None:
         "no lease namespace",
         "renew longer than lease",
         "retry longer than renew",
+        "webhook without http",
+        "webhook without keys",
     ],
 )
 def test_invalid_setting_gives_one_sentence_with_name_and_value(
@@ -185,3 +199,18 @@ def test_process_exits_with_the_sentence_and_no_traceback() -> None:
 def test_list_of_annotations_can_be_empty() -> None:
     settings = Settings.from_environment({**IMAGE, PREFIX + "POD_TEMPLATE_ANNOTATIONS": ","})
     assert settings.pod_template_annotations == ()
+
+
+def test_process_exits_with_one_sentence_about_its_signing_keys(tmp_path: Path) -> None:
+    given = {**IMAGE, PREFIX + "WEBHOOK_URL": "https://hooks.example.com"}
+    ended = subprocess.run(
+        [sys.executable, "-m", "ddp_operator.app"],
+        env={"PATH": "/usr/bin", **given, PREFIX + "WEBHOOK_KEY_FILE": str(tmp_path / "keys")},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert ended.returncode == 1
+    assert ended.stderr.startswith(f"ddp-operator: {tmp_path}/keys cannot be read as a file of")
+    assert len(ended.stderr.splitlines()) == 1

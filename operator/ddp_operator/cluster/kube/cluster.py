@@ -24,6 +24,7 @@ from ddp_operator.cluster.kube.child_writer import create_child
 from ddp_operator.cluster.kube.connection import ApiConnection
 from ddp_operator.cluster.kube.discovery import served_versions
 from ddp_operator.cluster.kube.documents import (
+    config_map_document,
     event_document,
     newest_event,
     newest_warning,
@@ -31,7 +32,7 @@ from ddp_operator.cluster.kube.documents import (
 )
 from ddp_operator.cluster.kube.lists import decode_nothing
 from ddp_operator.cluster.kube.object_lists import list_at_once, list_pages, take_snapshot
-from ddp_operator.cluster.kube.paths import WORKLOAD, object_path
+from ddp_operator.cluster.kube.paths import CONFIG_MAP, WORKLOAD, object_path
 from ddp_operator.cluster.kube.used_fields import keep_used_fields
 from ddp_operator.cluster.kube.watch import Sink, watch_children, watch_nodes
 from ddp_operator.limits import PAGE, REQUESTS_IN_FLIGHT
@@ -212,6 +213,24 @@ class KubeCluster:
         except ClusterError as error:
             if error.status != HTTPStatus.NOT_FOUND:
                 raise
+
+    async def read_config_map(self, namespace: str, name: str) -> Manifest | None:
+        """Implement `ConfigMaps.read_config_map`."""
+        return await self._connection.get(object_path(CONFIG_MAP, namespace, name))
+
+    async def patch_config_map(
+        self, namespace: str, name: str, labels: Mapping[str, str], patch: Mapping[str, Any]
+    ) -> None:
+        """Implement `ConfigMaps.patch_config_map`."""
+        path = object_path(CONFIG_MAP, namespace, name)
+        try:
+            await self._connection.call("PATCH", path, body=dict(patch), decode=decode_nothing)
+        except ClusterError as error:
+            if error.status != HTTPStatus.NOT_FOUND:
+                raise
+            body = config_map_document(namespace, name, labels, patch)
+            path = object_path(CONFIG_MAP, namespace)
+            await self._connection.call("POST", path, body=body, decode=decode_nothing)
 
     async def watch_agent_status(self, pod: PodView, revision: int, seconds: float) -> AgentAnswer:
         """Implement `Cluster.watch_agent_status`."""

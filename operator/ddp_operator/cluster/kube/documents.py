@@ -2,9 +2,10 @@
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from http import HTTPStatus
+from typing import Any
 
 from ddp_operator.api.base import API_VERSION, KIND
 from ddp_operator.builders.kinds import KINDS, row_name
@@ -52,6 +53,18 @@ def event_document(job: Manifest, event: Event, now: datetime) -> Manifest:
         "firstTimestamp": time,
         "lastTimestamp": time,
         "count": 1,
+    }
+
+
+def config_map_document(
+    namespace: str, name: str, labels: Mapping[str, str], patch: Mapping[str, Any]
+) -> Manifest:
+    """Return a new ConfigMap with the data that a merge patch sets."""
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": name, "namespace": namespace, "labels": dict(labels)},
+        "data": {key: text for key, text in patch.get("data", {}).items() if text is not None},
     }
 
 

@@ -8,6 +8,7 @@ from ddp_operator.builders.kinds import KINDS
 
 NODE = "Node"
 """Kind of the Kubernetes nodes, which belong to no namespace."""
+CONFIG_MAP = "ConfigMap"
 WORKLOAD = "Workload"
 """Kind of the objects in which Kueue admits pods to a queue."""
 
@@ -16,6 +17,7 @@ _OTHERS = {
     NODE: ("/api/v1", "nodes"),
     "Event": ("/api/v1", "events"),
     "Lease": ("/apis/coordination.k8s.io/v1", "leases"),
+    CONFIG_MAP: ("/api/v1", "configmaps"),
     WORKLOAD: (f"/apis/{KUEUE}", "workloads"),
     "Deployment": ("/apis/apps/v1", "deployments"),
 }

@@ -280,3 +280,35 @@ async def test_deletion_of_a_child_spares_a_newer_object_of_the_same_name(bench:
     bench.api.fault = lambda _: refusal(403, "no right")
     with pytest.raises(ClusterError, match="no right"):
         await bench.cluster.delete_child(row, "team-a", "digits-1", "uid-1")
+
+
+async def test_config_map_is_patched_or_else_created(bench: Bench) -> None:
+    maps = "/api/v1/namespaces/team-a/configmaps"
+    stored: list[Manifest] = []
+    sent: list[tuple[str, str, Manifest]] = []
+
+    async def read(request: web.Request) -> None:
+        if request.method != "GET":
+            sent.append((request.method, request.path, await request.json()))
+
+    def answer(request: web.Request) -> web.Response | None:
+        if request.method == "POST":
+            stored.append(sent[-1][2])
+        return web.json_response(stored[0]) if stored else None
+
+    bench.api.before, bench.api.fault = read, answer
+    assert await bench.cluster.read_config_map("team-a", "list") is None
+    patch = {"data": {"a": "1", "b": None}}
+    await bench.cluster.patch_config_map("team-a", "list", {"of": "us"}, patch)
+    metadata = {"name": "list", "namespace": "team-a", "labels": {"of": "us"}}
+    created = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"a": "1"}}
+    assert sent == [("PATCH", f"{maps}/list", patch), ("POST", maps, created)]
+    assert await bench.cluster.read_config_map("team-a", "list") == created
+    await bench.cluster.patch_config_map("team-a", "list", {}, patch)
+    assert sent[2:] == [("PATCH", f"{maps}/list", patch)]
+    bench.leading = False
+    with pytest.raises(NotLeadingError):
+        await bench.cluster.patch_config_map("team-a", "list", {}, patch)
+    bench.leading, bench.api.fault = True, lambda _: refusal(403, "no right")
+    with pytest.raises(ClusterError, match="no right"):
+        await bench.cluster.patch_config_map("team-a", "list", {}, patch)
