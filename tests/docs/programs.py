@@ -7,7 +7,7 @@ from tests.docs import other_programs, own_programs
 from tests.docs.pages import ROOT
 
 UNCHECKED = {
-    *("cat", "df", "echo", "eval", "exit", "grep", "nc", "sha256sum", "wait"),
+    *("cat", "df", "echo", "eval", "exit", "export", "grep", "nc", "sha256sum", "wait"),
     *("apptainer", "argocd", "ctr", "curl", "flux", "python", "skopeo"),
 }
 """Programs whose options no test compares with the program."""
