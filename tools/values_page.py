@@ -16,7 +16,7 @@ _TEXT = """\
 This page is generated from `values.yaml`. The chart installs the operator of ddp-trainer with its CRD, roles, admission policies, metrics
 and dashboards. You need Kubernetes 1.30 or newer and Helm 3, and both images in a registry ([README](../README.md#on-a-cluster)).
 
-```
+```sh
 helm install ddp-trainer charts/ --namespace ddp-system --create-namespace \\
   --set image.repository=registry.example/ddp-trainer/operator \\
   --set trainerImage.repository=registry.example/ddp-trainer/trainer

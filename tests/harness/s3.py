@@ -1,19 +1,15 @@
-"""An S3 server on this machine, a proxy in front of it that fails, and the client's packages.
+"""An S3 server on this machine, and a proxy in front of it that fails.
 
-The server is versitygw, which keeps each object as a file. The client's packages are in a folder of
-the cache, because the development environment cannot contain them (`requirements/lock.py`).
+The server is versitygw, which keeps each object as a file.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import http.client
 import os
 import random
-import shutil
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -22,30 +18,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from tests.harness import gobuild
-from tests.harness.paths import REPOSITORY, cache
+from tests.harness import extra_packages, gobuild
 from tests.harness.ports import free_port
 from tests.harness.run import Figures
 
 ACCESS, SECRET = "test-access", "test-secret-of-the-s3-server"
-_LOCK = REPOSITORY / "requirements" / "s3.lock"
 _START_SECONDS = 30.0
-
-
-def packages() -> Path:
-    """Return a folder with the packages of the client. Install them if they are missing."""
-    digest = hashlib.sha256(_LOCK.read_bytes()).hexdigest()[:12]
-    home = cache() / f"s3-packages-{digest}"
-    if not home.is_dir():
-        fresh = home.with_name(f".{home.name}.{os.getpid()}")
-        install = ["-m", "uv", "pip", "install", "-q", "--no-deps", "--require-hashes"]
-        subprocess.run(
-            [sys.executable, *install, "--target", str(fresh), "-r", str(_LOCK)], check=True
-        )
-        with contextlib.suppress(OSError):  # Another process may have been faster.
-            fresh.rename(home)
-        shutil.rmtree(fresh, ignore_errors=True)
-    return home
 
 
 @dataclass
@@ -63,10 +41,8 @@ class Server:
             port: Port of a proxy. By default that of the server.
             secret: The client's secret.
         """
-        path = os.pathsep.join(filter(None, [str(packages()), os.environ.get("PYTHONPATH")]))
         return {
-            **os.environ,
-            "PYTHONPATH": path,
+            **extra_packages.environment("s3"),
             "AWS_ACCESS_KEY_ID": ACCESS,
             "AWS_SECRET_ACCESS_KEY": secret,
             "AWS_ENDPOINT_URL_S3": f"http://127.0.0.1:{port or self.port}",

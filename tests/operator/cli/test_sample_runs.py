@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -11,12 +12,12 @@ SAMPLES = Path(__file__).parents[3] / "manifests" / "samples"
 pytestmark = pytest.mark.slow
 
 
-def run(folder: Path, name: str, *settings: str) -> str:
-    """Run a sample to its completion. Return the output."""
+def run(folder: Path, name: str, *settings: str, environ: Mapping[str, str] | None = None) -> str:
+    """Run a sample to its completion, by default in this environment. Return the output."""
     options = [f"--set={setting}" for setting in settings]
-    command = [sys.executable, "-m", "ddp_operator.cli.main", "run", *options]
+    command = [sys.executable, "-m", "ddp_operator.cli.main", "run", *options, str(SAMPLES / name)]
     done = subprocess.run(
-        [*command, str(SAMPLES / name)], cwd=folder, capture_output=True, text=True, check=False
+        command, cwd=folder, env=environ, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

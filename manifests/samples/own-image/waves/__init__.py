@@ -1,0 +1,1 @@
+"""A task in an image of its own."""
