@@ -175,18 +175,7 @@ class Controller:
             pods = await self._pod_lists.read(job)
             world, plan = await self._decider.decide(job, pods, state)
         state.sightings.record_decision(undecided=plan.undecided)
-        active = not is_finished(plan.status) and not job.spec.suspend
-        followed = world.pods if active else ()
-        members = job.model_copy(update={"status": plan.status}).members
-        self._agents.follow(key, followed, members[0])
-        question_waits = state.inspections.look(raw, followed)
-        await state.warnings.look(world, (*world.init_pods, *followed) if active else ())
-        await state.claim_events.look(world, active=active)
-        await state.queue.look(world)
-        failure = plan.status.last_failure
-        add_log_fields(
-            attempt=plan.status.attempt or None, cause=failure.reason if failure else None
-        )
+        question_waits = await self._look_around(state, raw, world, plan)
         await self._record_end(job, state)  # Before the actions: one of them may delete the job.
         shown = replace(plan, actions=()) if continues else plan
         wait = await self._seconds_to_wait(state, raw, world, shown)
@@ -196,6 +185,27 @@ class Controller:
             return min(wait, plan.requeue_seconds or wait)
         soon = await self._apply(state, raw, job, plan, continues=continues)
         return soon if question_waits is None else min(question_waits, soon or question_waits)
+
+    async def _look_around(
+        self, state: JobState, raw: Manifest, world: World, plan: Plan
+    ) -> float | None:
+        """Follow the agents of a job, and read what explains its state.
+
+        Returns:
+            Seconds for which a user's question to the ranks must wait, or None.
+        """
+        job, failure = world.job, plan.status.last_failure
+        active = not is_finished(plan.status) and not job.spec.suspend
+        followed = world.pods if active else ()
+        members = job.model_copy(update={"status": plan.status}).members
+        self._agents.follow(job.key, followed, members[0])
+        question_waits = state.inspections.look(raw, followed)
+        await state.warnings.look(world, (*world.init_pods, *followed) if active else ())
+        await state.claim_events.look(world, active=active)
+        await state.queue.look(world)
+        cause = failure.reason if failure else None
+        add_log_fields(attempt=plan.status.attempt or None, cause=cause)
+        return question_waits
 
     async def _record_end(self, job: DDPJob, state: JobState) -> None:
         """Add a job that has ended to the list of finished jobs of its namespace."""
