@@ -1,15 +1,18 @@
 """Check the objects of a YAML text without a cluster."""
 
+import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import yaml
+from jsonschema import Draft7Validator
 from kubernetes import client
 
 from ddp_operator.api.base import KIND
 from ddp_operator.api.job import InvalidJobError
 from ddp_operator.api.spec import DDPJobSpec
 from ddp_operator.client.manifest import JobFile
+from tests.docs.pages import ROOT
 
 BUILT_IN = {
     ("apps/v1", "Deployment"): client.V1Deployment,
@@ -40,6 +43,8 @@ OTHER_FILES = {
     "argocd-cm": {"resource.customizations.health.ddp-trainer.dev_DDPJob"},
 }
 """Keys of files that hold no object."""
+_VALUES = json.loads((ROOT / "charts" / "values.schema.json").read_text(encoding="utf-8"))
+"""Schema of the values of the chart."""
 _SPEC = {str(field.alias or name) for name, field in DDPJobSpec.model_fields.items()}
 
 
@@ -92,6 +97,9 @@ def _part_problems(one: dict[str, Any]) -> list[str]:
             del whole["task"]
         job = {"apiVersion": "ddp-trainer.dev/v1alpha1", "kind": KIND, "spec": whole}
         return _job_problems([{**job, "metadata": {"name": "part"}}])
+    if set(one) <= set(_VALUES["properties"]):
+        found = Draft7Validator(_VALUES).iter_errors(one)
+        return [f"value of the chart: {error.message}" for error in found]
     known = any(set(one) <= keys for keys in OTHER_FILES.values())
     return [] if known else [f"not fields of a DDPJob: {', '.join(sorted(set(spec) - _SPEC))}"]
 

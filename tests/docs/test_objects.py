@@ -52,6 +52,7 @@ def test_documents_in_json_on_the_pages_are_valid() -> None:
         ("spec: {nodes: 0}", "spec.nodes"),
         ("elastic: {minNode: 1}", "minNode"),
         ("nods: 2", "not fields of a DDPJob: nods"),
+        ("notifications: {uri: x}", "value of the chart: Additional properties"),
         ("a: [", "expected"),
         ("text", "it holds no object"),
     ],
