@@ -6,7 +6,16 @@ from pathlib import Path
 import pytest
 
 from tests.docs import other_programs
-from tests.docs.pages import ROOT, Block, fenced, fences, has_indented_code, inline_code, pages
+from tests.docs.pages import (
+    ROOT,
+    Block,
+    fenced,
+    fences,
+    has_indented_code,
+    inline_code,
+    pages,
+    without_fences,
+)
 from tests.docs.programs import problem
 from tests.docs.shell import commands, split
 
@@ -27,6 +36,11 @@ def test_each_block_of_code_names_its_language() -> None:
     assert len(blocks) > 60
     assert [block.place for block in blocks if block.language not in LANGUAGES] == []
     assert [str(page) for page in pages() if has_indented_code(page)] == []
+
+
+def test_no_page_has_code_without_content() -> None:
+    empty = re.compile(r"(?<!`)``(?!`)")
+    assert [str(page) for page in pages() if empty.search(without_fences(page))] == []
 
 
 def test_each_command_of_the_pages_is_right() -> None:

@@ -63,4 +63,6 @@ _LIMIT_LABELS = {"minimum": "≥", "maximum": "≤", "maxLength": "maximum chara
 
 
 def _default(node: Schema) -> str:
-    return f"`{node['default']}`" if "default" in node else ""
+    if "default" not in node:
+        return ""
+    return f"`{node['default']}`" if node["default"] != "" else '`""`'
