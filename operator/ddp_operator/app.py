@@ -186,12 +186,11 @@ async def _reconcile_jobs(
         settings.workers, queue, controller, activity, metrics.record_reconcile
     )
     every, wanted = settings.resync_seconds, activity.resync_wanted
-    coroutines.append(resync_periodically(take_snapshot, cache, queue, every, wanted))
-    sink = ChildEvents(cache, queue, activity)
     coroutines += [
+        resync_periodically(take_snapshot, cache, queue, every, wanted),
         metrics.measure_lag(),
         _watch_jobs(settings, cache, queue, stop),
-        cluster.watch_children(watched, settings.namespaces, sink),
+        cluster.watch_children(watched, settings.namespaces, ChildEvents(cache, queue, activity)),
     ]
     if notifier is not None:
         coroutines.append(notifier.run())

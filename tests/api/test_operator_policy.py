@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import yaml
 
-from ddp_operator.api.finished import CONFIG_MAP, LABELS
 from ddp_operator.api.job import parse_job
 from ddp_operator.api.pod_policy import ANNOTATIONS, allows_annotation
 from ddp_operator.builders.defaults import Defaults
@@ -33,7 +32,6 @@ CREATES_NO = "may not create pods with"
 CHANGES_ONLY = "may change "
 SERVED = "may write only in the namespaces that it serves"
 OTHER_OBJECTS = "may write only pods, Services, NetworkPolicies, groups of gangs.types, Events"
-ONLY_ENTRIES = "may change only the entries in the list of finished jobs"
 CORE = "/api/v1/namespaces"
 
 
@@ -147,30 +145,6 @@ async def test_policy_allows_the_operator_to_create_only_children_of_jobs(
     token: JSON = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
     tokens = path_of("serviceaccounts", namespace, "default", "token")
     assert OTHER_OBJECTS in await refusal(operator, "POST", tokens, token)
-
-
-async def test_policy_lets_the_operator_write_only_the_list_of_finished_jobs(
-    operator: Api, namespace: str
-) -> None:
-    maps = f"{CORE}/{namespace}/configmaps"
-    mine: JSON = {"metadata": {"name": CONFIG_MAP, "labels": dict(LABELS)}, "data": {"uid": "{}"}}
-    assert OTHER_OBJECTS in await refusal(
-        operator, "POST", maps, changed(mine, ("metadata", "name"), "other")
-    )
-    owner = {"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": "u"}
-    for path, value in (
-        (("metadata", "ownerReferences"), [owner]),
-        (("metadata", "finalizers"), ["a.example/b"]),
-        (("binaryData",), {"uid": "AA=="}),
-        (("immutable",), True),
-    ):
-        assert ONLY_ENTRIES in await refusal(operator, "POST", maps, changed(mine, path, value))
-    await operator.call("POST", maps, mine)
-    stored = f"{maps}/{CONFIG_MAP}"
-    assert await refusal(operator, "PATCH", stored, {"data": {"uid": None, "other": "{}"}}) == ""
-    label = {"metadata": {"labels": {"a": "b"}}}
-    assert ONLY_ENTRIES in await refusal(operator, "PATCH", stored, label)
-    assert OTHER_OBJECTS in await refusal(operator, "DELETE", stored)
 
 
 async def test_policy_forbids_the_operator_to_change_objects_of_others(

@@ -26,6 +26,7 @@ from ddp_operator.reconcile.pod_view import PodView
 from ddp_operator.runtime.cache import Cache
 from ddp_wire import contract
 from ddp_wire.messages import AgentStatus, AttemptOrder, InspectionRequest
+from tests.operator.fake_config_maps import FakeConfigMaps, merged
 from tests.scenarios.pods import TERMINAL
 
 T = TypeVar("T")
@@ -76,8 +77,7 @@ class FakeCluster:
         self.watching: Cache | None = None
         """Cache that gets every change at once, or None for a cache that lags behind."""
         self.after_write: Callable[[], None] = lambda: None
-        self.config_maps: dict[Key, Manifest] = {}
-        self.config_map_reads: list[Key] = []
+        self.config_maps = FakeConfigMaps(self._write)
         self._kill: tuple[int, bool] | None = None
         self._dead = False
 
@@ -242,7 +242,7 @@ class FakeCluster:
             known = self.children[CLAIM].get((namespace, name))
             if known is None or known["metadata"]["uid"] != uid:
                 return None
-            return self._store_child(CLAIM, _merged(_copied(known), patch))
+            return self._store_child(CLAIM, merged(_copied(known), patch))
 
         return self._write(f"patch {CLAIM} {name}", effect)
 
@@ -319,20 +319,6 @@ class FakeCluster:
         del namespace
         self._write(f"delete Workload {group}", lambda: self.deleted_workloads.append(group))
 
-    async def read_config_map(self, namespace: str, name: str) -> Manifest | None:
-        self.config_map_reads.append((namespace, name))
-        return _copied(self.config_maps.get((namespace, name)))
-
-    async def patch_config_map(
-        self, namespace: str, name: str, labels: Mapping[str, str], patch: Mapping[str, Any]
-    ) -> None:
-        def effect() -> None:
-            new: Manifest = {"metadata": {"labels": dict(labels)}, "data": {}}
-            known = self.config_maps.get((namespace, name), new)
-            self.config_maps[namespace, name] = _merged(_copied(known), patch)
-
-        self._write(f"patch ConfigMap {name}", effect)
-
     async def watch_agent_status(self, pod: PodView, revision: int, seconds: float) -> AgentAnswer:
         """Return at once, unlike a real agent. The caller retries."""
         del seconds
@@ -388,14 +374,3 @@ def _owner(child: Manifest) -> str | None:
 def _job_uid(child: Manifest) -> str | None:
     uid: str | None = child["metadata"]["labels"].get(contract.LABEL_JOB_UID)
     return uid
-
-
-def _merged(document: Manifest, patch: Mapping[str, Any]) -> Manifest:
-    """Apply a merge patch (RFC 7386)."""
-    out = {k: v for k, v in document.items() if k not in patch}
-    for key, value in patch.items():
-        if isinstance(value, dict):
-            out[key] = _merged(document.get(key) or {}, value)
-        elif value is not None:
-            out[key] = value
-    return out

@@ -87,7 +87,7 @@ class Simulation:
 
     def recorded(self) -> dict[str, str]:
         """Return the states of the jobs in the list of finished jobs, by name."""
-        found = self.cluster.config_maps.get((KEY[0], CONFIG_MAP))
+        found = self.cluster.config_maps.stored.get((KEY[0], CONFIG_MAP))
         return {one.name: one.state for one in read_finished(found)}
 
     def _apply(self, move: Move) -> None:
@@ -114,7 +114,7 @@ class Simulation:
             lambda: self.now,
             agents=DirectStatuses(self.cluster),
             observe=self._observe,
-            finished_jobs=FinishedJobs(self.cluster),
+            finished_jobs=FinishedJobs(self.cluster.config_maps),
         )
 
     async def _settle(self) -> None:

@@ -1,7 +1,7 @@
 """Read and change the list of finished jobs that a namespace keeps in one ConfigMap.
 
-The list survives the jobs. Users of the namespace may edit it, so whoever reads it trusts nothing
-in it: it proves nothing, and each entry is checked and limited.
+The list survives the jobs. Users of the namespace may edit it, so no reader trusts it: each entry
+is checked and limited, and proves nothing.
 """
 
 from collections.abc import Mapping

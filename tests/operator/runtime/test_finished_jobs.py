@@ -23,34 +23,36 @@ def ended_job(number: int, namespace: str = "team-a") -> DDPJob:
 
 
 def names(cluster: FakeCluster, namespace: str = "team-a") -> list[str]:
-    return [one.name for one in read_finished(cluster.config_maps.get((namespace, CONFIG_MAP)))]
+    return [
+        one.name for one in read_finished(cluster.config_maps.stored.get((namespace, CONFIG_MAP)))
+    ]
 
 
 async def test_each_end_costs_one_read_and_one_write() -> None:
     cluster = FakeCluster()
-    writer = FinishedJobs(cluster)
+    writer = FinishedJobs(cluster.config_maps)
     for job in (ended_job(1), ended_job(1), ended_job(2)):
         assert await writer.record(job)
     assert names(cluster) == ["job-2", "job-1"]
-    assert (cluster.writes, len(cluster.config_map_reads)) == ([PATCH] * 2, 2)
+    assert (cluster.writes, len(cluster.config_maps.reads)) == ([PATCH] * 2, 2)
 
 
 async def test_restarted_operator_reads_one_list_per_namespace_and_writes_nothing() -> None:
     cluster = FakeCluster()
     jobs = [ended_job(n, namespace) for n in range(3) for namespace in ("team-a", "team-b")]
-    for writer in (FinishedJobs(cluster), FinishedJobs(cluster)):
-        before = len(cluster.writes), len(cluster.config_map_reads)
+    for writer in (FinishedJobs(cluster.config_maps), FinishedJobs(cluster.config_maps)):
+        before = len(cluster.writes), len(cluster.config_maps.reads)
         for job in jobs:
             assert await writer.record(job)
-    assert (len(cluster.writes) - before[0], len(cluster.config_map_reads) - before[1]) == (0, 2)
+    assert (len(cluster.writes) - before[0], len(cluster.config_maps.reads) - before[1]) == (0, 2)
 
 
 async def test_jobs_beyond_the_limit_cost_a_restarted_operator_nothing() -> None:
     cluster = FakeCluster()
     jobs = [ended_job(number) for number in range(FINISHED_JOBS + 20)]
     for job in jobs:
-        await FinishedJobs(cluster).record(job)
-    writes, writer = len(cluster.writes), FinishedJobs(cluster)
+        await FinishedJobs(cluster.config_maps).record(job)
+    writes, writer = len(cluster.writes), FinishedJobs(cluster.config_maps)
     await asyncio.gather(*map(writer.record, jobs))
     assert len(cluster.writes) == writes
     assert names(cluster)[-1] == "job-20"
@@ -58,7 +60,7 @@ async def test_jobs_beyond_the_limit_cost_a_restarted_operator_nothing() -> None
 
 async def test_jobs_that_end_together_are_all_in_the_list() -> None:
     cluster = FakeCluster()
-    writer = FinishedJobs(cluster)
+    writer = FinishedJobs(cluster.config_maps)
     await asyncio.gather(*(writer.record(ended_job(number)) for number in range(30)))
     assert len(names(cluster)) == 30
 
@@ -68,7 +70,7 @@ async def test_refused_write_is_logged_once_and_tried_again(
 ) -> None:
     cluster = FakeCluster()
     cluster.refusals = {"patch ConfigMap": ClusterError("configmaps is forbidden", status=403)}
-    writer = FinishedJobs(cluster)
+    writer = FinishedJobs(cluster.config_maps)
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             assert not await writer.record(ended_job(1))
@@ -81,8 +83,8 @@ async def test_refused_write_is_logged_once_and_tried_again(
 
 async def test_list_that_users_deleted_begins_again() -> None:
     cluster = FakeCluster()
-    writer = FinishedJobs(cluster)
+    writer = FinishedJobs(cluster.config_maps)
     await writer.record(ended_job(1))
-    cluster.config_maps.clear()
+    cluster.config_maps.stored.clear()
     await writer.record(ended_job(2))
     assert names(cluster) == ["job-2"]
