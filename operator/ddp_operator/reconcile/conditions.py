@@ -231,10 +231,10 @@ def _summary(world: World, status: DDPJobStatus) -> tuple[str, str]:
     held = held_sentence(world)
     if failure is not None and failure.attempt == status.attempt - 1:
         cause = f"attempt {status.attempt} starts because {failure.message}"
-        stuck = (_why_waiting(p, status) for p in waiting if is_stuck(p))
+        stuck = next((_why_waiting(p, status) for p in waiting if is_stuck(p)), None)
         warning = start_over_warning(world.job, status)
-        gang = gangs.waiting_sentence(status, None, missing=False)
-        why = [*stuck, *([gang] if gang else []), *_obstacles(world, status)]
+        waits = gangs.waiting_sentence(status, stuck, missing=False) or stuck
+        why = [*([waits] if waits else []), *_obstacles(world, status)]
         parts = [*([held] if held else []), cause, *why][:2] + ([warning] if warning else [])
         return "Recovering", "; ".join(parts)
     if held is not None:

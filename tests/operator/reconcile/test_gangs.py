@@ -7,7 +7,7 @@ import pytest
 
 from ddp_operator.api.gang import GangType
 from ddp_operator.api.job import DDPJob
-from ddp_operator.api.status import Cause, ConditionType, DDPJobStatus
+from ddp_operator.api.status import Cause, ConditionType, DDPJobStatus, FailureStatus
 from ddp_operator.builders.defaults import Defaults
 from ddp_operator.builders.gangs import versions
 from ddp_operator.builders.gangs.versions import Gangs, row_of
@@ -230,6 +230,20 @@ def test_condition_of_a_native_gang_quotes_the_scheduler(type_: str) -> None:
     scheduled = {**found_condition, "status": "True", "message": "old news"}
     plan = plan_of(job, *pods, groups=[group(job, conditions=[scheduled])])
     assert "old news" not in summary(plan.status)[2]
+
+
+def test_message_of_a_recovering_gang_has_its_pods_and_the_reason_of_the_waiting_one() -> None:
+    job = gang_job(GangType.NATIVE)
+    lost: dict[str, Any] = {"attempt": 1, "reason": "PodLost", "message": "digits-0 was deleted"}
+    failure = FailureStatus(**lost, time=NOW, cause=Cause.INFRASTRUCTURE)
+    job = with_status(job, attempt=2, last_failure=failure)
+    no_room = "Unschedulable: 4 Insufficient nvidia.com/gpu"
+    waits = member(job, 0, phase="Pending", ready=False, node=None, waiting=no_room, attempt="2")
+    plan = plan_of(job, waits, member(job, 1, attempt="2", ready=False), groups=[group(job)])
+    _, status, message = summary(plan.status)
+    assert status == "Recovering"
+    assert message.startswith("attempt 2 starts because digits-0 was deleted; 1 of 2 pods of the")
+    assert no_room in message
 
 
 def test_wait_for_a_queue_counts_against_no_deadline() -> None:
