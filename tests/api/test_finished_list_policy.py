@@ -33,7 +33,7 @@ async def test_policy_lets_the_operator_write_only_the_list_of_finished_jobs(
         for path, value in (
             (("metadata", "ownerReferences"), [owner]),
             (("metadata", "finalizers"), ["a.example/b"]),
-            (("binaryData",), {"uid": "AA=="}),
+            (("binaryData",), {"other": "AA=="}),
             (("immutable",), True),
         ):
             assert ONLY_ENTRIES in await refusal(operator, "POST", maps, changed(mine, path, value))
