@@ -95,6 +95,7 @@ async def eventually(holds: Callable[[], bool]) -> None:
             await asyncio.sleep(0.05)
 
 
+@pytest.mark.slow
 async def test_process_that_loses_the_lease_exits_with_one_log_line(
     api: FakeApi, tmp_path: Path
 ) -> None:
@@ -141,6 +142,7 @@ async def test_paused_process_exits_and_does_not_write_the_lease(
         assert len(api.leases.writers) == written
 
 
+@pytest.mark.slow
 async def test_standby_replica_takes_over_after_the_leader_ends(
     api: FakeApi, tmp_path: Path
 ) -> None:
@@ -168,6 +170,7 @@ async def test_standby_replica_takes_over_after_the_leader_ends(
         assert (await waiting.ended())[0] == 0
 
 
+@pytest.mark.slow
 async def test_process_without_leader_election_does_not_use_the_lease(
     api: FakeApi, tmp_path: Path
 ) -> None:
@@ -179,6 +182,7 @@ async def test_process_without_leader_election_does_not_use_the_lease(
         assert not [path for _, path in api.requests if "leases" in path]
 
 
+@pytest.mark.slow
 async def test_process_without_the_right_to_watch_nodes_is_ready_and_logs_this_once(
     api: FakeApi, tmp_path: Path
 ) -> None:
@@ -195,6 +199,7 @@ async def test_process_without_the_right_to_watch_nodes_is_ready_and_logs_this_o
     assert "Traceback" not in log
 
 
+@pytest.mark.slow
 async def test_process_watches_no_kubernetes_nodes_by_default(api: FakeApi, tmp_path: Path) -> None:
     async with operator(api, tmp_path) as process:
         await process.until_ready("ok")

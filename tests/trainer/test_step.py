@@ -80,6 +80,7 @@ def test_several_ranks_reach_the_weights_of_one_process(launcher: Launcher, tmp_
 STEADY: dict[str, Any] = {"global_batch": 8, "micro_batch": 2, "clip_norm": 1.0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "reductions", "others"),
     [
@@ -104,6 +105,7 @@ def test_steady_step_reduces_each_bucket_once_without_host_sync(
     assert counts["syncs"] == 0
 
 
+@pytest.mark.slow
 def test_first_reduction_begins_early_in_the_backward_pass(launcher: Launcher) -> None:
     model = {"context": 16, "layers": 2, "width": 160}
     settings = {"path": "ddp_trainer.tasks.gpt:build", "global_batch": 4, "task": model}
@@ -113,6 +115,7 @@ def test_first_reduction_begins_early_in_the_backward_pass(launcher: Launcher) -
     assert counts["reductions"] == counts["buckets"] == 2, "one of 1 MB, then one of at most 25 MB"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("setting", "reductions"), [("find_unused_parameters", 2), ("static_graph", 1)]
 )
@@ -126,6 +129,7 @@ def test_static_graph_detects_unused_parameters_only_once(
     assert counts["reductions"] == reductions
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["tf32", "bf16", "fp16"])
 def test_other_precisions_reach_a_similar_loss(precision: str) -> None:
     settings: dict[str, Any] = {"global_batch": 10, "epochs": 2, "clip_norm": 1.0}

@@ -100,6 +100,7 @@ def test_second_interrupt_ends_a_rank_that_waits_in_a_collective(
     assert gang.wait() == [130, -9]
 
 
+@pytest.mark.slow
 def test_loader_workers_end_when_their_rank_is_killed(launcher: Launcher, tmp_path: Path) -> None:
     gang = launcher.train(*LONG, "--data.workers=2", DDP_BEATS_DIR=str(tmp_path))
     gang.wait_until(lambda: steps(tmp_path) > 0)

@@ -118,6 +118,7 @@ def others(affinity: Any, places: set[tuple[str, str]]) -> Any:
     return {name: group for name, group in kept.items() if group or not rules[name]}
 
 
+@pytest.mark.slow
 @given(AFFINITY, TERMS)
 def test_terms_are_appended_to_any_affinity_of_the_job(own: Any, terms: list[Term]) -> None:
     """Each list begins with the job's items, and all other parts stay as they were."""

@@ -200,6 +200,7 @@ async def test_report_of_a_cluster_job_has_its_status_and_the_log_of_node_0(
     assert "Not in this report" not in text
 
 
+@pytest.mark.slow
 async def test_report_says_that_the_pod_of_node_0_is_gone(api: FakeApi, tmp_path: Path) -> None:
     api.fault = answers({JOB_PATH.format("team-b"): job(attempt=2)})
     code, _, err = await report_from(api, tmp_path, "digits", "-n", "team-b")

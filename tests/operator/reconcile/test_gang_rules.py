@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
+import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -134,6 +135,7 @@ def apply(scene: Scene) -> dict[str, PodView]:
     return objects
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(scenes())
 def test_no_group_object_has_more_living_pods_than_its_size(scene: Scene) -> None:
@@ -145,6 +147,7 @@ def test_no_group_object_has_more_living_pods_than_its_size(scene: Scene) -> Non
         assert members <= max(size, before[group])
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(scenes())
 def test_no_pod_is_replaced_before_it_has_ended_or_is_gone(scene: Scene) -> None:
@@ -159,6 +162,7 @@ def test_no_pod_is_replaced_before_it_has_ended_or_is_gone(scene: Scene) -> None
             assert not one.lingers
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(scenes())
 def test_group_object_is_created_before_its_pods_and_deleted_after_them(scene: Scene) -> None:
@@ -176,6 +180,7 @@ def test_group_object_is_created_before_its_pods_and_deleted_after_them(scene: S
         assert deletion.name != gang.group or scene.job.spec.suspend
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(scenes())
 def test_pods_of_a_plan_do_not_depend_on_the_gang_scheduler(scene: Scene) -> None:

@@ -3,6 +3,8 @@
 import re
 from datetime import timedelta
 
+import pytest
+
 from ddp_operator.limits import MINOR_WRITES
 from ddp_wire.messages import CheckpointInfo, Progress
 from tests.operator.runtime.test_controller import Bench
@@ -11,6 +13,7 @@ from tests.operator.support import NOW, agent_status, failed_status
 SECONDS = 100
 
 
+@pytest.mark.slow
 async def test_agent_that_flaps_causes_a_bounded_number_of_writes_and_events() -> None:
     bench = Bench()
     await bench.reconcile_until_idle()
@@ -30,6 +33,7 @@ async def test_agent_that_flaps_causes_a_bounded_number_of_writes_and_events() -
     assert len(bench.cluster.events) - events <= 1
 
 
+@pytest.mark.slow
 async def test_false_checkpoints_and_failures_cause_a_bounded_number_of_attempts() -> None:
     """The claimed checkpoints reset the delay between attempts."""
     bench = Bench(maxRestarts=10000, task="tasks.digits:build")

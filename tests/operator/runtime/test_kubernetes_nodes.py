@@ -222,6 +222,7 @@ MANIFESTS = st.builds(
 )
 
 
+@pytest.mark.slow
 @given(st.lists(MANIFESTS, max_size=8), st.lists(MANIFESTS, max_size=8))
 def test_any_kubernetes_node_objects_are_tracked_without_an_error(
     events: list[Manifest], listed: list[Manifest]

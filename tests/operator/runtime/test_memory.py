@@ -68,6 +68,7 @@ def measure() -> None:
     print(json.dumps([*figures, resident_kilobytes()]))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not STATUS.exists(), reason="only Linux tells the resident memory")
 def test_memory_is_returned_after_the_deletion_of_a_thousand_jobs() -> None:
     command = [sys.executable, "-m", "tests.operator.runtime.test_memory"]

@@ -4,6 +4,8 @@ import contextlib
 from datetime import timedelta
 from typing import Any
 
+import pytest
+
 from ddp_operator.cluster.base import ClusterError
 from tests.operator.runtime.test_controller import Bench
 from tests.operator.support import after, summary
@@ -22,6 +24,7 @@ async def wait_for_quota(bench: Bench, minutes: int) -> None:
         bench.now += timedelta(minutes=1)
 
 
+@pytest.mark.slow
 async def test_job_waits_in_a_quota_for_a_day_also_through_restarts_of_the_operator() -> None:
     bench = Bench(**DEADLINES)
     bench.cluster.refusals["create Pod digits-1"] = ClusterError(REFUSED, status=403)

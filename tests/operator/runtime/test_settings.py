@@ -182,6 +182,7 @@ def test_invalid_setting_gives_one_sentence_with_name_and_value(
     assert message.endswith(f"got {wrong!r}")
 
 
+@pytest.mark.slow
 def test_process_exits_with_the_sentence_and_no_traceback() -> None:
     ended = subprocess.run(
         [sys.executable, "-m", "ddp_operator.app"],

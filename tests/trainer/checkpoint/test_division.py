@@ -192,6 +192,7 @@ def test_description_of_parts_that_lies_is_damage(tmp_path: Path) -> None:
         read_index(path)
 
 
+@pytest.mark.slow
 def test_failure_of_one_rank_is_a_warning_and_the_next_save_succeeds(
     launcher: Launcher, tmp_path: Path
 ) -> None:

@@ -53,6 +53,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("world", "parallel"), CASES, ids=json.dumps)
 def test_killed_run_ends_with_the_bits_of_an_uninterrupted_one(
     launcher: Launcher, tmp_path: Path, world: int, parallel: dict[str, Any]
@@ -73,6 +74,7 @@ def test_killed_run_ends_with_the_bits_of_an_uninterrupted_one(
     assert ends[0] == ends[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "parallel", "reductions", "others"),
     [
@@ -141,6 +143,7 @@ def test_buffers_saved_by_one_rank_are_given_to_all_ranks(
     )
 
 
+@pytest.mark.slow
 def test_buffer_that_begins_to_change_later_is_detected_at_a_checkpoint(
     launcher: Launcher, tmp_path: Path
 ) -> None:
@@ -156,6 +159,7 @@ def test_buffer_that_begins_to_change_later_is_detected_at_a_checkpoint(
     assert state["live_buffers"] == ["first.late.mean", "first.late.passes", "first.late.seen"]
 
 
+@pytest.mark.slow
 def test_buffer_that_changes_its_shape_is_refused(launcher: Launcher) -> None:
     gang = launcher.train(TASK, config({}, grows=True), world=2)
     assert gang.wait() == [2, 2]

@@ -26,6 +26,7 @@ def test_moving_average_of_weights_follows_its_recurrence(warmup: bool) -> None:
     assert all(a.allclose(b, atol=1e-6) for a, b in zip(found, expected, strict=True))
 
 
+@pytest.mark.slow
 def test_evaluation_uses_the_moving_average_and_restores_the_weights() -> None:
     settings: dict[str, Any] = {"global_batch": 10, "epochs": 2}
     plain = trained(**settings)

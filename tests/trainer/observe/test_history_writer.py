@@ -59,6 +59,7 @@ def test_incomplete_last_line_does_not_damage_the_next_one(tmp_path: Path) -> No
     assert json.loads(lines(tmp_path)[2])["time"] == 9.0
 
 
+@pytest.mark.slow
 def test_number_of_history_lines_grows_with_the_logarithm_of_the_run_time(tmp_path: Path) -> None:
     write(tmp_path, ("start", 0.0))
     # One report per second, for a day and in a later attempt for a second day.

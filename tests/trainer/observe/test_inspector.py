@@ -149,6 +149,7 @@ def test_inspection_says_that_a_thread_compiles_code_for_a_new_shape(
     assert sorted(answers) == [False, False, False, True, True]
 
 
+@pytest.mark.slow
 def test_inspection_says_that_the_backward_pass_compiles(answers: list[bool]) -> None:
     """Inductor compiles the backward pass when it runs for the first time, outside of dynamo."""
     from torch._inductor.compile_fx import compile_fx  # noqa: PLC0415 (imports for seconds)

@@ -212,6 +212,7 @@ def test_own_time_excludes_waits_for_a_core_if_ranks_share_a_machine(
     assert (meter.read().forward < -99.0) == leaves_out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=ON_CUDA)])
 def test_rank_slowed_by_a_third_is_named_within_30_updates(launcher: Launcher, device: str) -> None:
     gang = launcher.train(

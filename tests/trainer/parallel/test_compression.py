@@ -27,6 +27,7 @@ def difference(one: Path, other: Path) -> float:
     return max(float((ours[key] - theirs[key]).abs().max()) for key in ours)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("compression", "least", "most"),
     [
@@ -49,6 +50,7 @@ def test_compressed_training_stays_close_to_plain_training(
     assert least <= difference(tmp_path / "plain", tmp_path / "compressed") <= most
 
 
+@pytest.mark.slow
 def test_powersgd_scales_updates_correctly_in_short_batches_and_after_a_skip(
     launcher: Launcher,
 ) -> None:
@@ -97,6 +99,7 @@ def test_error_feedback_neither_loses_nor_repeats_gradient() -> None:
     assert not applied.allclose(true, atol=1e-2)
 
 
+@pytest.mark.slow
 def test_adaptive_compression_starts_when_the_measured_share_is_reached(
     launcher: Launcher, tmp_path: Path
 ) -> None:

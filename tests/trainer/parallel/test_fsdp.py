@@ -58,6 +58,7 @@ def test_fsdp2_with_bf16_gathers_a_model_with_batch_norm_in_fp32(launcher: Launc
     assert found["allgather_base", "bfloat16"] == 0
 
 
+@pytest.mark.slow
 def test_fsdp2_reduces_each_micro_batch_unless_whole_gradients_are_accumulated(
     launcher: Launcher,
 ) -> None:
@@ -91,6 +92,7 @@ def test_fsdp2_with_accumulation_gives_the_weights_of_one_process(
             assert weight.allclose(found[name], atol=1e-6, rtol=0), name
 
 
+@pytest.mark.slow
 def test_fsdp2_with_bf16_reaches_the_loss_of_ddp_with_bf16(launcher: Launcher) -> None:
     config = {"global_batch": 8, "max_steps": 40, "precision": "bf16", "task": SETTINGS[GPT]}
     losses = []

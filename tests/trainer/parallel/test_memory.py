@@ -38,6 +38,7 @@ def test_start_of_a_run_states_the_memory_that_a_rank_needs(launcher: Launcher) 
     assert start["bytes_per_rank"]["ddp"] == 5 * 4 * start["parameters"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("parallel", "settings"),
     [

@@ -123,6 +123,7 @@ def test_run_whose_ranks_all_leave_continues_with_the_same_bits(
     assert ends(runs.whole) == ends(runs.broken)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", parameters(["zero1", "fsdp2"]))
 def test_rank_that_fails_keeps_its_part(launcher: Launcher, tmp_path: Path, part: str) -> None:
     runs = Runs(launcher, tmp_path, part, 2)
@@ -139,6 +140,7 @@ def test_rank_that_fails_keeps_its_part(launcher: Launcher, tmp_path: Path, part
     assert ends(runs.whole) == ends(runs.broken)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", parameters(["zero1", "fsdp2"]))
 def test_state_without_the_part_of_a_killed_rank_is_not_used(
     launcher: Launcher, tmp_path: Path, part: str

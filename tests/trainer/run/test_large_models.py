@@ -35,6 +35,7 @@ def saved(launcher: Launcher, home: Path, steps: int, **task: Any) -> Any:
     return read_checkpoint(max((home / "run").glob("step-*")))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tied", [False, True])
 def test_deferred_weights_are_trained_saved_and_restored_bit_for_bit(
     launcher: Launcher, tmp_path: Path, tied: bool

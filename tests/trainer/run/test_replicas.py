@@ -20,6 +20,7 @@ def flipped(launcher: Launcher, world: int, *arguments: str, ranks: list[int], *
     return launcher.call("replica_probes:train_with_flip", given, world=world)
 
 
+@pytest.mark.slow
 def test_rank_with_a_flipped_bit_is_named_at_the_next_comparison(launcher: Launcher) -> None:
     gang = flipped(launcher, 3, "--replicas.every_steps=4", ranks=[2])
     assert gang.wait() == [87, 87, 86]
@@ -35,6 +36,7 @@ def test_rank_with_a_flipped_bit_is_named_at_the_next_comparison(launcher: Launc
     assert warning["message"] == gang.err(2).strip()
 
 
+@pytest.mark.slow
 def test_no_rank_is_blamed_without_a_majority(launcher: Launcher) -> None:
     gang = flipped(launcher, 2, "--replicas.every_steps=1", ranks=[1])
     assert gang.wait() == [87, 87]
@@ -46,6 +48,7 @@ def test_no_rank_is_blamed_without_a_majority(launcher: Launcher) -> None:
     assert gang.err(1) == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("what", "name", "arguments"),
     [
@@ -64,6 +67,7 @@ def test_flipped_bit_of_moments_and_average_is_found(
     assert f'first "{name}", after update 5' in gang.err(0)
 
 
+@pytest.mark.slow
 def test_with_policy_stop_every_rank_has_the_code_that_is_never_retried(launcher: Launcher) -> None:
     settings = ["--replicas.every_steps=2", "--replicas.policy=stop"]
     gang = flipped(launcher, 3, *settings, ranks=[0])
@@ -72,6 +76,7 @@ def test_with_policy_stop_every_rank_has_the_code_that_is_never_retried(launcher
     assert (gang.err(1), gang.err(2)) == ("", "")
 
 
+@pytest.mark.slow
 def test_checkpoint_is_saved_only_after_an_equal_comparison_and_the_next_attempt_resumes_from_it(
     launcher: Launcher, tmp_path: Path
 ) -> None:
@@ -86,6 +91,7 @@ def test_checkpoint_is_saved_only_after_an_equal_comparison_and_the_next_attempt
     assert [event["step"] for event in again.events("resume")] == [3]
 
 
+@pytest.mark.slow
 def test_ranks_that_differ_keep_no_state_in_memory(launcher: Launcher, tmp_path: Path) -> None:
     """The state of the majority is wrong, too: its gradients contain those of the other rank."""
     (tmp_path / "records").mkdir()
@@ -97,11 +103,13 @@ def test_ranks_that_differ_keep_no_state_in_memory(launcher: Launcher, tmp_path:
     assert list((tmp_path / "records").glob("step-*")) == []
 
 
+@pytest.mark.slow
 def test_last_updates_of_a_run_are_compared(launcher: Launcher, tmp_path: Path) -> None:
     gang = flipped(launcher, 3, f"--checkpoint.directory={tmp_path}", ranks=[1], step=12)
     assert gang.wait() == [87, 86, 87]
 
 
+@pytest.mark.slow
 def test_ranks_of_local_sgd_are_compared_only_when_they_are_equal(launcher: Launcher) -> None:
     local = ["--parallel.local_sgd.period=3", "--ema.decay=0.9", "--replicas.every_steps=1"]
     gang = launcher.train("--task=sample_tasks:build", *RUN, *local, world=3)

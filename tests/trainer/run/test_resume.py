@@ -29,6 +29,7 @@ def final_bytes(folder: Path) -> dict[str, bytes]:
     return {n: (newest / n).read_bytes() for n in ("model.safetensors", "optimizer.safetensors")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", [1, 2, 3])
 def test_killed_run_ends_with_the_bits_of_an_uninterrupted_one(
     launcher: Launcher, tmp_path: Path, world: int
@@ -102,6 +103,7 @@ def test_complete_run_reports_the_same_result_again(launcher: Launcher, tmp_path
     assert summaries[0]["seconds"] == pytest.approx(summaries[1]["seconds"], rel=1e-3, abs=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [

@@ -46,6 +46,7 @@ def test_miniresnet_learns_the_digits_under_torchrun(tmp_path: Path) -> None:
     assert summary["seconds"] < 30
 
 
+@pytest.mark.slow
 def test_digits_data_set_equals_that_of_scikit_learn() -> None:
     shipped = resources.files("ddp_trainer.tasks") / "data" / "digits.csv.gz"
     original = resources.files("sklearn.datasets.data") / "digits.csv.gz"
@@ -53,6 +54,7 @@ def test_digits_data_set_equals_that_of_scikit_learn() -> None:
     assert len(digits().train.images) + len(digits().test.images) == 1797
 
 
+@pytest.mark.slow
 def test_gpt_learns_to_predict_characters(launcher: Launcher) -> None:
     gang = launcher.train(
         "--task=ddp_trainer.tasks.gpt:build",

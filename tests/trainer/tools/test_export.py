@@ -150,6 +150,7 @@ def test_onnx_file_computes_the_outputs_of_the_model(launcher: Launcher, tmp_pat
     assert event["same"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [

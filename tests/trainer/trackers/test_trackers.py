@@ -193,6 +193,7 @@ def test_trackers_require_a_checkpoint_directory() -> None:
         resolve({"log": {"trackers": ["wandb"]}})
 
 
+@pytest.mark.slow
 def test_run_logs_progress_and_evaluations(tmp_path: Path) -> None:
     log = {"every_steps": 2, "trackers": ["tensorboard"]}
     checkpoint = {"directory": str(tmp_path)}
