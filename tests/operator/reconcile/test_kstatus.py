@@ -73,9 +73,11 @@ RESULTS = {
 
 
 @pytest.mark.parametrize(
-    ("shown", "expected"), RESULTS.items(), ids=lambda one: "-".join(map(str, one))
+    ("shown", "expected"),
+    RESULTS.items(),
+    ids=lambda one: one if isinstance(one, str) else "-".join(map(str, one)),
 )
-@pytest.mark.parametrize("before", ["nothing", *{reason for reason, _, _ in RESULTS}])
+@pytest.mark.parametrize("before", ["nothing", *sorted({reason for reason, _, _ in RESULTS})])
 def test_kstatus_computes_each_state_whatever_the_state_before(
     shown: tuple[str, str, str | None], expected: str, before: str
 ) -> None:
