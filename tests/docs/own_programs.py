@@ -53,7 +53,7 @@ def ddpjob_problem(words: Sequence[str], *, whole: bool = True) -> str | None:
 def _verb(words: list[str]) -> tuple[click.Command, click.Context, dict[str, object], list[str]]:
     """Return the verb that the words name, its context, its unconverted values and the rest."""
     command: click.Command = ddpjob
-    context = click.Context(command, info_name="ddpjob")
+    context = click.Context(command, info_name="ddpjob", **command.context_settings)
     while True:
         found, rest, _ = command.make_parser(context).parse_args(words)
         if not isinstance(command, click.Group) or not rest:
