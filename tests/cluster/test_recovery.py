@@ -5,10 +5,15 @@ status at its own start, so each test can also run alone.
 """
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file
 
+from ddp_operator.client import connect
+from ddp_operator.client.checkpoints import checkpoints_of, download
+from ddp_wire.contract import ANNOTATION_INSPECTION
 from tests.cluster.support import ENDLESS_EPOCHS, Job, long_job, script_job
 from tests.fault_player.faults import delete_pod, kill_rank
 from tests.harness import install
@@ -89,6 +94,24 @@ def charged(job: Job, before: list[int]) -> list[int]:
 def updates_done_twice(job: Job) -> int:
     """Return the number of updates that all attempts have repeated."""
     return int(job.status["goodput"].get("redoneSteps", 0))
+
+
+def test_user_reads_stacks_and_checkpoints_while_the_ranks_train(
+    cluster: Cluster, run: Job, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
+    job = connect(run.namespace).get(run.name)
+    attempt = run.status["attempt"]
+    for _ in range(2):
+        found = job.stacks()
+        assert [one.rank for one in found] == [0, 1, 2, 3]
+        assert all("ddp_trainer/train.py" in one.stacks for one in found)
+    assert job.profile(3).startswith("rank 0 writes the trace of 3 updates to /checkpoints/")
+    assert ANNOTATION_INSPECTION not in run.read()["metadata"].get("annotations", {})
+    chosen = download(checkpoints_of(job), None, tmp_path / "model.safetensors")
+    assert load_file(tmp_path / "model.safetensors")
+    assert chosen["state"] == "whole"
+    assert run.status["attempt"] == attempt
 
 
 def test_killed_rank_restarts_all_ranks_in_place_and_status_names_it(

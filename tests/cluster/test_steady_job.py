@@ -9,8 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ddp_operator.client import RequestError, connect
-from ddp_wire.contract import AGENT_PORT, ANNOTATION_INSPECTION
+from ddp_wire.contract import AGENT_PORT
 from ddp_wire.messages import AttemptOrder
 from tests.cluster.support import STEADY_SCRIPT, Job, operator_requests, script_job
 from tests.cluster.test_operator import leader, operator, restarts
@@ -53,22 +52,6 @@ def test_unsigned_orders_do_not_disturb_a_run(steady: Job) -> None:
         assert (code, uid in text) == (403, False)
         assert send(pod, "/readyz") == (200, "ok\n")
     assert [status.attempt for _, status in steady.agent_statuses()] == [1, 1]
-    assert (steady.status["attempt"], steady.reason) == (1, "Running")
-
-
-def test_user_reads_the_stacks_of_all_ranks_while_they_train(
-    cluster: Cluster, steady: Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
-    job = connect(steady.namespace).get(steady.name)
-    for _ in range(2):
-        found = job.stacks()
-        assert [one.rank for one in found] == [0, 1, 2, 3]
-        assert all("<string>" in one.stacks for one in found)  # The line of the script.
-    with pytest.raises(RequestError, match=r"a trace needs spec\.checkpoint"):
-        job.profile()
-    metadata = steady.read()["metadata"]
-    assert ANNOTATION_INSPECTION not in metadata.get("annotations", {})
     assert (steady.status["attempt"], steady.reason) == (1, "Running")
 
 

@@ -55,6 +55,11 @@ def read_stacks(directory: Path, local_rank: int) -> str:
     return text.strip()[-_CHARACTERS:]
 
 
+def answers(directory: Path, local_rank: int) -> bool:
+    """Return whether a rank has registered the handler that answers requests."""
+    return _path(directory, local_rank).exists()
+
+
 def stacks_size(directory: Path, local_rank: int) -> int:
     """Return how many bytes of stacks a rank has written since its start."""
     try:

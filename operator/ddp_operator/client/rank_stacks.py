@@ -5,8 +5,6 @@ from dataclasses import dataclass
 
 from ddp_wire.inspections import Answer
 
-NO_ANSWER = "no answer"
-
 
 @dataclass(frozen=True)
 class RankStack:
@@ -15,7 +13,7 @@ class RankStack:
     rank: int
     """Global rank."""
     stacks: str
-    """Text of faulthandler, or empty if the rank did not answer."""
+    """Text of faulthandler; or empty, or a sentence that says why the rank did not answer."""
 
 
 def stacks_in(answers: Iterable[Answer]) -> list[RankStack]:
@@ -29,8 +27,4 @@ def stacks_in(answers: Iterable[Answer]) -> list[RankStack]:
             complete.add(one.rank)
         else:
             lines.setdefault(one.rank, []).append(one.text)
-    return [RankStack(rank, _text(lines.get(rank, []))) for rank in sorted(complete)]
-
-
-def _text(lines: list[str]) -> str:
-    return "" if len(lines) == 1 and lines[0].startswith(NO_ANSWER) else "\n".join(lines)
+    return [RankStack(rank, "\n".join(lines.get(rank, []))) for rank in sorted(complete)]

@@ -93,9 +93,12 @@ def test_all_ranks_show_their_line_at_each_question(
 
 def test_rank_that_does_not_answer_is_named_after_the_limit(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
-    bench.run(first_rank=2, r0=os.getpid())  # This process has no handler for stacks.
-    bench.ask("stacks:a")
-    bench.look()
+    (tmp_path / "0.stacks").touch()
+    with subprocess.Popen(["sleep", "60"]) as silent:
+        bench.run(first_rank=2, r0=silent.pid)
+        bench.ask("stacks:a")
+        bench.look()
+        silent.kill()
     bench.now = ANSWER_SECONDS - 0.1
     assert bench.look() == []
     bench.now = ANSWER_SECONDS
@@ -103,6 +106,16 @@ def test_rank_that_does_not_answer_is_named_after_the_limit(tmp_path: Path) -> N
         "inspection a rank 2: no answer within 2 s",
         "inspection a rank 2 ends",
     ]
+
+
+def test_rank_without_a_handler_is_not_asked_and_the_answer_says_why(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.run(r0=os.getpid())  # The signal would end this process.
+    bench.ask("stacks:a")
+    bench.look()
+    first, last = bench.look()
+    assert first.startswith("inspection a rank 0: no answer: a command shows its stacks if it is a")
+    assert last == "inspection a rank 0 ends"
 
 
 def test_attempt_that_ends_during_the_answer_leaves_no_question_open(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from ddp_wire.contract import PROFILE_REQUEST, PROFILES
 from ddp_wire.files import replace_file
 from ddp_wire.inspections import Answer, Question, inspection_from_text
 from ddp_wire.messages import InspectionRequest
-from ddp_wire.stacks import new_stacks, request_stacks, stacks_size
+from ddp_wire.stacks import answers, new_stacks, request_stacks, stacks_size
 
 _log = logging.getLogger("ddp_agent")
 
@@ -31,6 +31,10 @@ ANSWER_SECONDS = 2.0
 STALE_SECONDS = 20.0
 """Seconds after which a question is dropped if no rank has run. The user no longer waits then."""
 _LONGEST_LINE = 1000
+_NO_ANSWER = f"no answer within {ANSWER_SECONDS:.0f} s"
+_NO_HANDLER = (
+    "no answer: a command shows its stacks if it is a Python file or module that the standby starts"
+)
 _REMEMBERED = 16
 
 
@@ -107,14 +111,14 @@ class Questions:
         """Print the stacks of the ranks that write no more."""
         for local, begin in list(reading.begins.items()):
             size = stacks_size(reading.folder, local)
-            complete = begin < size == reading.sizes[local]
+            complete = begin < size == reading.sizes[local] or not answers(reading.folder, local)
             reading.sizes[local] = size
             if not complete and now < reading.ends:
                 continue
             del reading.begins[local]
             rank = reading.first_rank + local
             lines = new_stacks(reading.folder, local, begin).splitlines()
-            for line in lines or ["no answer within 2 s"]:
+            for line in lines or [_NO_ANSWER if answers(reading.folder, local) else _NO_HANDLER]:
                 self._answer(reading.id, line[:_LONGEST_LINE], rank)
             self._say(Answer(reading.id, rank).to_text())
         if not reading.begins:
