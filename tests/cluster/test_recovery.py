@@ -52,6 +52,7 @@ def endless_run(cluster: Cluster) -> Iterator[Job]:
     install.create_namespace(cluster, "recovery")
     manifest = long_job(epochs=ENDLESS_EPOCHS)
     manifest["spec"]["maxRestarts"] = 99
+    manifest["spec"]["checkpoint"]["keep"] = 100  # None is deleted while it is downloaded.
     job = Job.apply(cluster, "recovery", manifest)
     yield job
     job.kubectl("delete", "ddpjob", job.name)

@@ -20,6 +20,8 @@ WHOLE = "whole"
 """State of a checkpoint that is complete and undamaged."""
 _ENDED = (0, 1)
 """Exit codes of `ddp-trainer inspect` with a result: all are sound, and one is not."""
+_MOST_TRIES = 3
+"""Checkpoints that may be deleted while they are downloaded."""
 
 
 @dataclass(frozen=True)
@@ -157,16 +159,31 @@ def download(source: Checkpoints, step: int | None, output: Path) -> dict[str, A
     """
     if output.exists():
         raise RequestError(f"{output}: exists already")
-    chosen = source.inspect(quick=False).chosen(step)
     pending = output.with_name(f".{output.stem}.tmp{output.suffix}")
     try:
-        source.copy_weights(chosen["name"], pending)
+        chosen = _copy_chosen(source, step, pending)
         pending.replace(output)
     except OSError as error:
         raise RequestError(f"{output}: cannot be written: {error.strerror}") from error
     finally:
         pending.unlink(missing_ok=True)
     return chosen
+
+
+def _copy_chosen(source: Checkpoints, step: int | None, target: Path) -> dict[str, Any]:
+    """Copy the weights of a whole checkpoint. A run in progress may delete the chosen one."""
+    tried: set[str] = set()
+    while True:
+        chosen = source.inspect(quick=False).chosen(step)
+        try:
+            source.copy_weights(chosen["name"], target)
+        except RequestError:
+            if chosen["name"] in tried or len(tried) >= _MOST_TRIES:
+                raise  # It still exists, or the run is too fast.
+            tried.add(chosen["name"])
+            target.unlink(missing_ok=True)
+        else:
+            return chosen
 
 
 def _convert(source: str, target: str) -> list[str]:

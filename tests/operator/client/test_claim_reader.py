@@ -15,7 +15,7 @@ import pytest
 
 from ddp_operator.client import ClusterError, RequestError, connect
 from ddp_operator.client import claim_reader as module
-from ddp_operator.client.checkpoints import checkpoints_of, download
+from ddp_operator.client.checkpoints import RunCheckpoints, checkpoints_of, download
 from tests.operator.client.jobs_api import JobsApi, PodLog
 from tests.operator.client.test_cluster_jobs import running, summary
 
@@ -118,6 +118,31 @@ def test_copy_with_a_lost_part_is_refused(
     cluster.change = change
     with pytest.raises(RequestError, match="a part of the copy was lost: try again"):
         source.copy_weights(found.found[0]["name"], tmp_path / "model")
+
+
+def test_checkpoint_that_the_run_deletes_is_replaced_by_the_newest_one(tmp_path: Path) -> None:
+    found = [
+        RunCheckpoints("run", [{"name": name, "step": step, "state": "whole"}], name)
+        for step, name in enumerate(("old", "new"))
+    ]
+    copied: list[str] = []
+
+    class Run:
+        def inspect(self, *, quick: bool) -> RunCheckpoints:
+            return found[min(len(copied), 1)]
+
+        def copy_weights(self, name: str, target: Path) -> None:
+            copied.append(name)
+            target.write_text(name)
+            if name == "old":
+                raise RequestError("there is no such checkpoint")
+
+    assert download(Run(), None, tmp_path / "model")["name"] == "new"
+    assert (tmp_path / "model").read_text() == "new"
+    found[1] = found[0]
+    with pytest.raises(RequestError, match="no such checkpoint"):
+        download(Run(), None, tmp_path / "other")
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
 def test_lost_part_leaves_no_file(cluster: Cluster, tmp_path: Path) -> None:
