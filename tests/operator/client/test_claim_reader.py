@@ -129,6 +129,7 @@ def test_checkpoint_that_the_run_deletes_is_replaced_by_the_newest_one(tmp_path:
 
     class Run:
         def inspect(self, *, quick: bool) -> RunCheckpoints:
+            assert not quick  # A damaged one must not be chosen.
             return found[min(len(copied), 1)]
 
         def copy_weights(self, name: str, target: Path) -> None:
