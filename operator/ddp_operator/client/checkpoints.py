@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from ddp_operator.client.claim_reader import ClaimReader, inspect_command
+from ddp_operator.client.claim_reader import ClaimReader
 from ddp_operator.client.errors import RequestError
 from ddp_operator.client.jobs import Job
 from ddp_operator.client.run_folder import run_directory_of
@@ -88,7 +88,7 @@ class DirectoryCheckpoints:
         """Implement `Checkpoints.inspect`."""
         if not self._directory.is_dir():
             raise RequestError(f"{self._directory}: no such directory")
-        done = self._run(*inspect_command(str(self._directory), quick=quick)[1:])
+        done = self._run(*_inspect(str(self._directory), quick=quick))
         if done.returncode not in _ENDED or not done.stdout:
             raise RequestError(_sentence(done.stderr))
         return _parsed(str(self._directory), done.stdout)
@@ -117,7 +117,7 @@ class ClaimCheckpoints:
     def inspect(self, *, quick: bool) -> RunCheckpoints:
         """Implement `Checkpoints.inspect`."""
         directory = self._reader.directory
-        printed = self._reader.run(shlex.join(inspect_command(directory, quick=quick)))
+        printed = self._reader.run(shlex.join(["python", *_inspect(directory, quick=quick)]))
         _, brace, rest = "\n".join(printed.lines).partition("{")  # After warnings of libraries.
         if printed.code not in _ENDED or not brace:
             raise RequestError(_sentence(printed.error()))
@@ -186,7 +186,14 @@ def _copy_chosen(source: Checkpoints, step: int | None, target: Path) -> dict[st
             return chosen
 
 
+def _inspect(directory: str, *, quick: bool) -> list[str]:
+    """Return the arguments of Python that print the checkpoints in a directory as JSON."""
+    command = ["-m", "ddp_trainer", "inspect", directory, "-o", "json"]
+    return [*command, *(["--quick"] if quick else [])]
+
+
 def _convert(source: str, target: str) -> list[str]:
+    """Return the arguments of Python that join the weights of a checkpoint in one file."""
     return ["-m", "ddp_trainer", "convert", source, target, "--to", "safetensors"]
 
 

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import IO, Any
 
 from ddp_operator.api.base import API_VERSION, KIND
+from ddp_operator.api.job import parse_job
 from ddp_operator.builders.env import checkpoint_path
 from ddp_operator.builders.names import claim_name
 from ddp_operator.client.errors import RequestError, WaitTimeoutError
@@ -78,8 +79,8 @@ class ClaimReader:
         Raises:
             RequestError: The job has no checkpoints.
         """
-        self._read, self._backend = job.read(), job.backend
-        self._manifest = job.manifest()
+        self._manifest, self._backend = job.manifest(), job.backend
+        self._read = parse_job(self._manifest)
         claim = claim_name(self._read)
         if claim is None:
             raise RequestError(f"{job.name} has no spec.checkpoint, so it saves nothing")
@@ -182,9 +183,3 @@ class ClaimReader:
                 "ttlSecondsAfterFinished": 300,
             },
         }
-
-
-def inspect_command(directory: str, *, quick: bool) -> Sequence[str]:
-    """Return the command that prints the checkpoints in a directory as JSON."""
-    command = ["python", "-m", "ddp_trainer", "inspect", directory, "-o", "json"]
-    return [*command, *(["--quick"] if quick else [])]

@@ -175,7 +175,7 @@ class Controller:
             pods = await self._pod_lists.read(job)
             world, plan = await self._decider.decide(job, pods, state)
         state.sightings.record_decision(undecided=plan.undecided)
-        question_waits = await self._look_around(state, raw, world, plan)
+        question_waits = await self._follow_agents(state, raw, world, plan)
         await self._record_end(job, state)  # Before the actions: one of them may delete the job.
         shown = replace(plan, actions=()) if continues else plan
         wait = await self._seconds_to_wait(state, raw, world, shown)
@@ -186,7 +186,7 @@ class Controller:
         soon = await self._apply(state, raw, job, plan, continues=continues)
         return soon if question_waits is None else min(question_waits, soon or question_waits)
 
-    async def _look_around(
+    async def _follow_agents(
         self, state: JobState, raw: Manifest, world: World, plan: Plan
     ) -> float | None:
         """Follow the agents of a job, and read what explains its state.
