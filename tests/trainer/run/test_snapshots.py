@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ddp_trainer.checkpoint import records, room
+from ddp_trainer.checkpoint import records, room, slots
 from ddp_trainer.errors import ReplicasDifferError
 from ddp_trainer.run.memory_watch import MemoryWatch
 from ddp_trainer.run.snapshots import MemorySnapshots, every_updates
@@ -274,6 +274,62 @@ def test_full_file_system_is_one_sentence(
     assert list(tmp_path.iterdir()) == []
     (line,) = lines_about_memory(capsys.readouterr().err)
     assert line.endswith("[Errno 28] No space left on device")
+
+
+@pytest.mark.parametrize("step", [1, 2, 5])
+def test_folder_that_vanishes_is_one_sentence_and_training_goes_on(
+    step: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run = opened(global_batch=5, epochs=3, checkpoint={"memory_every_steps": 1})
+    run.records = tmp_path / "records"
+    run.records.mkdir()
+    take = MemorySnapshots.after_update
+
+    def after_update(self: MemorySnapshots) -> None:
+        take(self)
+        if run.position.step == step:
+            (tmp_path / "records").rename(tmp_path / "gone")
+
+    monkeypatch.setattr(MemorySnapshots, "after_update", after_update)
+    loop(run)
+    assert run.position.step == run.total_steps
+    (line,) = lines_about_memory(capsys.readouterr().err)
+    assert "No such file or directory" in line
+
+
+@pytest.mark.parametrize("function", ["missing", "acquire", "allocate"])
+def test_each_error_of_the_folder_is_one_sentence(
+    function: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    def fails(*_: object, **__: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    run = opened(global_batch=5, epochs=2, checkpoint={"memory_every_steps": 2})
+    run.records = tmp_path
+    monkeypatch.setattr(slots, function, fails)
+    loop(run)
+    assert run.position.step == run.total_steps
+    (line,) = lines_about_memory(capsys.readouterr().err)
+    assert line.endswith("[Errno 5] Input/output error")
+
+
+def test_file_system_whose_size_cannot_be_read_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(_: object) -> dict[str, int]:
+        raise OSError(5, "Input/output error")
+
+    run = opened(global_batch=5, epochs=2, checkpoint={"memory_every_steps": 2})
+    run.records = tmp_path
+    monkeypatch.setattr(room, "free", fails)
+    loop(run)
+    assert run.position.step == run.total_steps
+    (line,) = lines_about_memory(capsys.readouterr().err)
+    assert line.endswith("[Errno 5] Input/output error")
 
 
 def test_snapshots_of_ranks_that_differ_are_deleted(tmp_path: Path) -> None:

@@ -153,10 +153,11 @@ class MemorySnapshots:
         """Report to all ranks, and return the reports of all ranks."""
         count, seconds = self._updates()
         updates, passed = count - self._counted[0], seconds - self._counted[1]
+        lacks_slots = any(self._missing(name) for name in self._names())
         own = _Report(
             on=self._on,
             broken=is_broken(self._run.learner),
-            lacks_slots=any(self._missing(name) for name in self._names()),
+            lacks_slots=lacks_slots,
             cost=self._cost,
             update=passed / updates if updates else 0.0,
         )
@@ -164,8 +165,17 @@ class MemorySnapshots:
         return [_Report(**document) for document in found]
 
     def _missing(self, name: PartName) -> int:
-        """Return the number of slots to allocate on this rank for a part."""
-        return slots.missing(self._folder, name) if self._on and self._folder else 0
+        """Return the number of slots to allocate on this rank for a part.
+
+        A folder that cannot be read turns snapshots off.
+        """
+        if not self._on or self._folder is None:
+            return 0
+        try:
+            return slots.missing(self._folder, name)
+        except OSError as error:
+            self._turn_off(str(error))
+            return 0
 
     def _updates(self) -> tuple[int, float]:
         """Return the number of measured updates of this attempt, and their seconds."""
@@ -214,7 +224,10 @@ class MemorySnapshots:
             saved = sum(size for _, size in totals) if ranks.is_first else 0
             peak = room.past_peak() * ranks.local_world_size
             later = saved + peak if run.checkpoints.enabled else peak
-            reason = room.shortage(folder, node, RESERVE_BYTES + later)
+            try:
+                reason = room.shortage(folder, node, RESERVE_BYTES + later)
+            except OSError as error:
+                reason = str(error)
         reasons = json_by_rank(reason, run.learner.device)
         if not self._on or folder is None:
             return
