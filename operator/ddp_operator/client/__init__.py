@@ -3,6 +3,7 @@
 `ddpjob` is written on this package.
 """
 
+from ddp_operator.client.claim_logs import copied_logs as copied_logs
 from ddp_operator.client.client import Client as Client
 from ddp_operator.client.client import connect as connect
 from ddp_operator.client.client import local as local

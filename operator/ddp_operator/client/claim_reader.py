@@ -1,4 +1,4 @@
-"""Read the checkpoints of a job on a cluster with a temporary job beside its claim.
+"""Read the directory of a run on a cluster with a temporary job beside its claim.
 
 A user may create jobs and read logs, and neither run commands in pods nor mount volumes. So a
 DDPJob with one process mounts the claim read-only, and prints what it reads into its log:
@@ -43,8 +43,8 @@ most, path = int(sys.argv[1]), next(filter(os.path.isfile, sys.argv[2:]))
 size, digest = os.path.getsize(path), hashlib.sha256()
 if size > most:
     sys.exit(
-        f"the weights have {size:,} bytes, and at most {most:,} can be copied through a log:"
-        " mount the claim, and name the run's directory with --run-dir"
+        f"{os.path.basename(path)} has {size:,} bytes, and at most {most:,} can be copied through"
+        " a log: mount the claim, and name the run's directory with --run-dir"
     )
 with open(path, "rb") as file:
     while piece := file.read(6144):
@@ -74,7 +74,7 @@ class ClaimReader:
         """Create a reader.
 
         Args:
-            job: Job whose checkpoints are read.
+            job: Job whose directory is read.
 
         Raises:
             RequestError: The job has no checkpoints.

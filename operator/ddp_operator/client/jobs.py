@@ -106,8 +106,8 @@ class Job:
             ranks: Ranks to show. The default is all of them, and the agents.
             attempt: Attempt to show. The default is all of them.
             since: Age of the oldest line, or its time.
-            run_directory: The run's directory, if its volume is mounted here. Its copies have the
-                lines of pods that are gone.
+            run_directory: The run's directory, if its volume is mounted here, or that of
+                `copied_logs`. Its copies have the lines of pods that are gone.
 
         Raises:
             NoSuchJobError: The job does not exist.
@@ -118,7 +118,7 @@ class Job:
         if run_directory is None:
             return self.backend.lines(self.name, wanted, follow=follow)
         if follow:
-            raise RequestError("copies of logs cannot be followed: leave out --run-dir or --follow")
+            raise RequestError("copies of logs cannot be followed: leave out -f, or the copies")
         job = self.read()
         lines = list(self.backend.lines(self.name, Wanted(), follow=False))
         shown = {(line.pod, line.attempt) for line in lines}
