@@ -1,6 +1,8 @@
 """Tests of the mirror: interruptions at each write, faults of the store, retention, claims."""
 
+import errno
 import itertools
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,50 @@ def test_copy_is_equal_bit_for_bit(tmp_path: Path) -> None:
     assert mirror_of(run, filesystem).turn() == mirror_module.POLL_SECONDS
     assert restored(filesystem, tmp_path / "other") == name(10)
     assert content(tmp_path / "other" / name(10)) == content(tmp_path / "run" / name(10))
+
+
+class ResourceNotFoundError(Exception):
+    """Error of Azure's client for a container that does not exist."""
+
+
+class ClientAuthenticationError(Exception):
+    """Error of Azure's client for wrong credentials."""
+
+
+DETAILS = '\nRequestId:1\nContent: <?xml version="1.0"?>'
+
+
+@pytest.mark.parametrize(
+    ("error", "number", "sentence"),
+    [
+        (
+            ResourceNotFoundError(f"The specified container does not exist.{DETAILS}"),
+            errno.ENOENT,
+            "ResourceNotFoundError: The specified container does not exist.",
+        ),
+        (
+            ClientAuthenticationError(f"The key is wrong.{DETAILS}"),
+            errno.EACCES,
+            "ClientAuthenticationError: The key is wrong.",
+        ),
+        (FileNotFoundError("bucket/run"), errno.ENOENT, "there is no bucket/run"),
+        (FileNotFoundError(2, "The bucket does not exist"), 2, "The bucket does not exist"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
+)
+def test_error_of_a_client_library_is_one_sentence_that_is_not_tried_again(
+    error: Exception, number: int, sentence: str
+) -> None:
+    filesystem, waits = FaultyFileSystem(), list[float]()
+
+    def fault(*_: str) -> None:
+        raise error
+
+    filesystem.fault = fault
+    with pytest.raises(OSError, match=re.escape(sentence)) as raised:
+        object_store(filesystem, waits).read_small("x", 1)
+    assert (raised.value.errno, raised.value.strerror) == (number, sentence)
+    assert not waits
 
 
 def killer(at: int, *, torn: bool) -> Callable[[str, str], None]:

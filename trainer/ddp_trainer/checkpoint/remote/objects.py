@@ -44,7 +44,12 @@ _FINAL = frozenset({errno.ENOENT, errno.EACCES, errno.EPERM, errno.EEXIST})
 """Errors that another try does not change."""
 _NUMBERS = {"FileNotFoundError": errno.ENOENT, "PermissionError": errno.EACCES}
 """Error numbers of errors that client libraries raise without a number."""
-_CLASSES = {"Credential": errno.EACCES, "Checksum": errno.EBADMSG}
+_CLASSES = {
+    "Credential": errno.EACCES,
+    "Authentication": errno.EACCES,
+    "NotFound": errno.ENOENT,
+    "Checksum": errno.EBADMSG,
+}
 """Error numbers by a part of the name of a client library's error."""
 _SHOWN = 300
 
@@ -305,14 +310,19 @@ class ObjectStore:
         try:
             yield
         except OSError as error:
-            text = redacted(error.strerror or str(error), self._environ)
             # OSError chooses the class by the number.
             number = error.errno or _NUMBERS.get(type(error).__name__, errno.EIO)
-            raise OSError(number, text[:_SHOWN]) from None
+            missing = error.errno is None and number == errno.ENOENT
+            text = f"there is no {error}" if missing else error.strerror or str(error)
+            raise OSError(number, self._sentence(text)) from None
         except Exception as error:  # noqa: BLE001 - each client library has errors of its own
-            text = redacted(f"{type(error).__name__}: {error}", self._environ)
             numbers = (n for part, n in _CLASSES.items() if part in type(error).__name__)
-            raise OSError(next(numbers, errno.EIO), text[:_SHOWN]) from None
+            text = self._sentence(f"{type(error).__name__}: {error}")
+            raise OSError(next(numbers, errno.EIO), text) from None
+
+    def _sentence(self, text: str) -> str:
+        """Return the first line of the text of an error, without credentials."""
+        return redacted(text, self._environ).strip().partition("\n")[0].rstrip()[:_SHOWN]
 
 
 class _PendingObjects:
