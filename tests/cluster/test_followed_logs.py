@@ -70,7 +70,8 @@ def counted(lines: Iterable[dict[str, Any]]) -> Counter[tuple[str, int]]:
     for line in lines:
         word, _, rest = line["text"].partition(" ")
         if word == "line":
-            process, number = rest.split()
+            process, _, number = rest.partition(" ")
+            assert number.isdigit(), line
             assert process.startswith(f"{line['rank']}-"), line
             found[process, int(number)] += 1
     return found
