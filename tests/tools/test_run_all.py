@@ -1,4 +1,4 @@
-"""Tests of the two processes of `make test`."""
+"""Tests of the commands of `make test`."""
 
 import os
 import signal
@@ -11,15 +11,15 @@ import pytest
 from tests.agent.support import wait_until
 from tests.harness.ending import INTERRUPTED
 from tools import run_all
-from tools.run_all import run_both
+from tools.run_all import run_beside
 
 SCRIPT = """
 import sys
 from tests.harness import ending
-from tools.run_all import run_both
+from tools.run_all import run_beside
 
 first, second = [["sh", "-c", text] for text in sys.argv[1:]]
-ending.script(lambda: sys.exit(run_both(first, [second])))
+ending.script(lambda: sys.exit(run_beside(first, [second], 2)))
 """
 
 
@@ -36,7 +36,7 @@ def test_run_of_several_commands_fails_if_one_of_them_fails(
     scripts = [f"{waits}; exit {ends[0]}", f"{waits_longer}; exit {ends[1]}"]
     scripts.append(f"touch {tmp_path}/c; exit {ends[2]}")
     first, *others = [["sh", "-c", script] for script in scripts]
-    assert run_both(first, others) == code
+    assert run_beside(first, others, 2) == code
 
 
 def test_output_of_parallel_commands_follows_at_the_end(
@@ -45,8 +45,15 @@ def test_output_of_parallel_commands_follows_at_the_end(
     waits = f"while [ ! -e {tmp_path}/c ]; do sleep 0.05; done; echo a"
     scripts = [waits, "echo b", f"echo c; touch {tmp_path}/c"]
     first, *others = [["sh", "-c", script] for script in scripts]
-    assert run_both(first, others) == 0
+    assert run_beside(first, others, 2) == 0
     assert capfd.readouterr().out == "a\nb\nc\n"
+
+
+def test_number_of_commands_at_a_time_is_bounded(tmp_path: Path) -> None:
+    count = f"mkdir {tmp_path}/$$ && ls {tmp_path} | grep -v max | wc -l >> {tmp_path}/max"
+    command = ["sh", "-c", f"{count}; sleep 0.2; rmdir {tmp_path}/$$"]
+    assert run_beside(command, [command] * 6, 3) == 0
+    assert max(map(int, (tmp_path / "max").read_text().split())) == 3
 
 
 def test_terminated_run_ends_all_its_commands(tmp_path: Path) -> None:
