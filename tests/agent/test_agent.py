@@ -90,6 +90,7 @@ run_forever()
 """A rank that stops making progress in the forward pass of update 42."""
 
 
+@pytest.mark.slow
 def test_agent_reports_ranks_that_hang_until_the_next_attempt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -110,6 +111,7 @@ def test_agent_reports_ranks_that_hang_until_the_next_attempt(
     assert node.status.hang is None, "a new attempt starts without the old report"
 
 
+@pytest.mark.slow
 def test_agent_ends_a_hung_attempt_itself_if_no_order_arrives(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -249,6 +251,7 @@ def test_agent_starts_nothing_if_it_is_stopped_before_the_first_attempt(
     assert not started.exists()
 
 
+@pytest.mark.slow
 def test_agent_reports_ranks_that_exit_with_the_preemption_code_as_preempted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -101,6 +101,7 @@ if attempt == 1:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("order", "saves"), [("2:0:save", True), ("2:0", False)])
 def test_ranks_get_time_to_save_only_before_a_resize(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, order: str, saves: bool
@@ -126,6 +127,7 @@ def test_ranks_that_stop_before_the_order_arrives_restart_in_place(
     assert node.phases()[-2:] == ["2:Starting", "2:Succeeded"]
 
 
+@pytest.mark.slow
 def test_newer_order_ends_the_wait_for_the_save(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -43,12 +43,14 @@ def test_no_page_has_code_without_content() -> None:
     assert [str(page) for page in pages() if empty.search(without_fences(page))] == []
 
 
+@pytest.mark.slow
 def test_each_command_of_the_pages_is_right() -> None:
     blocks = fenced(*SHELL)
     assert len([words for block in blocks for words in commands(block)]) > 60
     assert [wrong for block in blocks for wrong in problems(block)] == []
 
 
+@pytest.mark.slow
 def test_each_command_within_a_sentence_is_right() -> None:
     written = [page for page in pages() if GENERATED not in page.parents]
     blocks = [block for page in written for block in inline_code(page) if OWN.match(block.text)]

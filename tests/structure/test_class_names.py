@@ -9,6 +9,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 HOMES = (ROOT / "operator", ROOT / "trainer")
 
@@ -42,6 +44,7 @@ def packages(places: Iterable[str]) -> int:
     return len({place.partition("/")[0] for place in places})
 
 
+@pytest.mark.slow
 def test_no_two_classes_share_a_name() -> None:
     found = classes_by_name()
     assert len(found) > 200

@@ -64,6 +64,7 @@ def test_benchmarks_import_no_module_with_tests() -> None:
     assert found("bench", "tests.api.")
 
 
+@pytest.mark.slow
 def test_tests_import_no_benchmarks_except_their_own() -> None:
     others = {name for name in found("tests", "bench.") if not name.startswith("tests/bench/")}
     assert others == set()

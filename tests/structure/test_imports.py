@@ -48,6 +48,7 @@ def test_ddp_wire_needs_the_standard_library_pydantic_and_prometheus_client_only
     assert needed - set(sys.stdlib_module_names) == {"ddp_wire", "pydantic", "prometheus_client"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "absent"),
     [

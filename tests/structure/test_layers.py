@@ -68,6 +68,7 @@ def copy(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_each_import_contract_fails_on_a_forbidden_import(copy: Path) -> None:
     assert all(lint(copy).values())
     for file, module in FORBIDDEN.values():
@@ -82,6 +83,7 @@ def test_each_import_contract_has_a_forbidden_import_to_test_it() -> None:
     assert len(FORBIDDEN) == len(contracts())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("package", PACKAGES)
 def test_no_packages_import_each_other_in_a_cycle(package: str) -> None:
     graph = grimp.build_graph(package, cache_dir=None)

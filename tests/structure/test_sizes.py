@@ -3,6 +3,8 @@
 import ast
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 HOMES = ("operator", "trainer", "tests", "tools", "bench")
 FILES = sorted(file for home in HOMES for file in (ROOT / home).rglob("*.py"))
@@ -16,6 +18,7 @@ def test_no_file_has_more_than_400_lines() -> None:
     assert {file: n for file, n in lengths.items() if n > MOST_FILE_LINES} == {}
 
 
+@pytest.mark.slow
 def test_no_function_has_more_than_60_lines() -> None:
     found = {
         f"{file.relative_to(ROOT)}:{node.lineno} {node.name}"

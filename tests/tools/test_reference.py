@@ -7,6 +7,8 @@ from enum import StrEnum
 from functools import cache
 from pathlib import Path
 
+import pytest
+
 from ddp_operator.cli.exit_codes import CommandCode
 from ddp_operator.cli.main import main as ddpjob
 from ddp_operator.runtime.settings import PREFIX, Settings
@@ -97,6 +99,7 @@ def test_each_exit_code_is_listed_with_its_meaning() -> None:
     assert not re.search(r"\|  \|$", page, re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_no_module_exits_with_an_undeclared_code() -> None:
     found = {
         (name, node.args[0].value)
@@ -114,6 +117,7 @@ def test_each_variable_of_the_product_is_listed() -> None:
     assert {PREFIX + name.upper() for name in Settings.model_fields} <= set(listed)
 
 
+@pytest.mark.slow
 def test_each_variable_in_the_code_is_listed() -> None:
     named = {
         node.value
@@ -125,6 +129,7 @@ def test_each_variable_in_the_code_is_listed() -> None:
     assert named - set(rows(build_environment_page())) == NO_VARIABLES
 
 
+@pytest.mark.slow
 def test_each_declared_variable_is_in_the_code() -> None:
     declared = [one for group in VARIABLES.values() for one in group]
     names = {name for one in [*declared, *FOR_TORCHRUN] for name in one.names}

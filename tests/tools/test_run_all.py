@@ -49,6 +49,7 @@ def test_output_of_parallel_commands_follows_at_the_end(
     assert capfd.readouterr().out == "a\nb\nc\n"
 
 
+@pytest.mark.slow
 def test_number_of_commands_at_a_time_is_bounded(tmp_path: Path) -> None:
     count = f"mkdir {tmp_path}/$$ && ls {tmp_path} | grep -v max | wc -l >> {tmp_path}/max"
     command = ["sh", "-c", f"{count}; sleep 0.2; rmdir {tmp_path}/$$"]

@@ -76,6 +76,7 @@ def weights(folders: Folders) -> list[Any]:
     return [torch.load(folders.out / f"end-{rank}") for rank in range(2)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["kill", "raise"])
 def test_script_of_the_page_repeats_no_update_after_the_loss_of_a_rank(
     launcher: Launcher, folders: Folders, tmp_path: Path, fault: str
@@ -96,6 +97,7 @@ def test_script_of_the_page_repeats_no_update_after_the_loss_of_a_rank(
         assert torch.equal(*moments)
 
 
+@pytest.mark.slow
 def test_rank_of_a_script_that_waits_for_a_hung_one_keeps_the_state(
     launcher: Launcher, folders: Folders
 ) -> None:

@@ -23,6 +23,7 @@ from tests.trainer.runs import SGD, distance, opened, trained
 CPU = torch.device("cpu")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("uneven", [False, True])
 def test_gradient_accumulation_equals_one_large_batch(uneven: bool) -> None:
     # 50 samples in batches of 12: the last update of an epoch has two samples.
@@ -56,6 +57,7 @@ def test_one_update_equals_that_of_plain_torch() -> None:
         assert distance(run.learner.model, twin) < 1e-6
 
 
+@pytest.mark.slow
 def test_several_ranks_reach_the_weights_of_one_process(launcher: Launcher, tmp_path: Any) -> None:
     # 50 samples in batches of 12 leave 2 samples for 3 ranks, so one rank has none.
     config = SGD | {"global_batch": 12, "epochs": 2, "task": {"uneven": True}, "clip_norm": 1.0}
@@ -163,6 +165,7 @@ def test_fp16_overflow_skips_the_update_and_lowers_the_scale() -> None:
     assert distance(run.learner.model, twin.learner.model) == 0
 
 
+@pytest.mark.slow
 def test_checkpoint_restores_tied_weights_and_batch_norm(tmp_path: Any) -> None:
     settings: dict[str, Any] = {
         "task": {"tied": True, "batch_norm": True},
@@ -207,6 +210,7 @@ def test_placeholder_sample_changes_no_running_statistics() -> None:
     assert run.learner.totals.read().tolist() == [0.0, 0.0, 0.0]
 
 
+@pytest.mark.slow
 def test_run_with_drop_last_ends_each_epoch_with_a_whole_batch(tmp_path: Path) -> None:
     # 50 samples are 4 batches of 12. The run resumes in the middle of its second epoch.
     settings: dict[str, Any] = {

@@ -42,6 +42,7 @@ def steps(beats: Path) -> int:
         return 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signal_to_one_rank_stops_all_ranks_after_saving(
     launcher: Launcher, tmp_path: Path, number: signal.Signals
@@ -154,6 +155,7 @@ def test_exception_is_printed_once_and_recorded(launcher: Launcher) -> None:
     assert "in _note" in error["message"]["extraInfo"]["py_callstack"]
 
 
+@pytest.mark.slow
 def test_run_completes_after_max_seconds(launcher: Launcher, tmp_path: Path) -> None:
     environ = {"DDP_CHECKPOINT_DIR": str(tmp_path)}
     arguments = [*LONG[:-1], "--log.every_steps=1", "--max_seconds=0.5"]

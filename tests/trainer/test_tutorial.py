@@ -60,6 +60,7 @@ def test_check_finds_the_mistake_of_the_tutorial(folder: Path) -> None:
         check()
 
 
+@pytest.mark.slow
 def test_corrected_task_of_the_tutorial_trains_a_model_that_plain_torch_loads(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

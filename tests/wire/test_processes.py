@@ -59,6 +59,7 @@ program.main()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_each_program_raises_its_limit_of_open_files_before_its_work(program: str) -> None:
     script = LOW_LIMIT.format(program=PROGRAMS[program])

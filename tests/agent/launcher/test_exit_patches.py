@@ -48,6 +48,7 @@ def at_its_end(store: TCPStore) -> Thread:
     return thread
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_patched")
 def test_node_waits_for_other_nodes_longer_than_unpatched_torchrun(
     monkeypatch: pytest.MonkeyPatch,

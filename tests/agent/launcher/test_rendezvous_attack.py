@@ -104,6 +104,7 @@ def attack(port: int, target: Path) -> str:
     return key
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["unsigned", "signed"])
 def test_attacker_in_the_rendezvous_store_executes_code_only_without_signatures(
     nodes: dict[str, WaitingNode], name: str

@@ -83,6 +83,7 @@ def run_cold(starter: AttemptStarter, launch: Launch) -> None:
     starter.ensure_standby()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="adopts orphans as PID 1 does")
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without GPUs")
 def test_agent_starts_cold_and_logs_the_reason_once(

@@ -118,6 +118,7 @@ def started(server: BarrierServer, *clients: BarrierClient, attempt: int = 1) ->
     return complete and all(client.wait(attempt, ticker()) for client in clients)
 
 
+@pytest.mark.slow
 def test_all_nodes_start_once_the_last_one_has_arrived(server: BarrierServer) -> None:
     first = arrive(server, 1)
     assert not started(server)
@@ -125,6 +126,7 @@ def test_all_nodes_start_once_the_last_one_has_arrived(server: BarrierServer) ->
     assert started(server, first, second)
 
 
+@pytest.mark.slow
 def test_barrier_ignores_nodes_of_another_attempt(server: BarrierServer) -> None:
     first, second = arrive(server, 1, attempt=2), arrive(server, 2, attempt=1)
     assert not started(server)
@@ -132,6 +134,7 @@ def test_barrier_ignores_nodes_of_another_attempt(server: BarrierServer) -> None
     assert started(server, first, second, attempt=2)
 
 
+@pytest.mark.slow
 def test_barrier_ignores_a_node_that_ended_while_it_waited(server: BarrierServer) -> None:
     first, second = arrive(server, 1), arrive(server, 2)
     first.close()
@@ -140,6 +143,7 @@ def test_barrier_ignores_a_node_that_ended_while_it_waited(server: BarrierServer
     assert started(server, first, second)
 
 
+@pytest.mark.slow
 def test_replacement_of_a_waiting_node_takes_its_place(server: BarrierServer) -> None:
     lost = arrive(server, 1)
     successor, second = arrive(server, 1), arrive(server, 2)
@@ -147,6 +151,7 @@ def test_replacement_of_a_waiting_node_takes_its_place(server: BarrierServer) ->
     assert not lost.wait(1, ticker())
 
 
+@pytest.mark.slow
 def test_server_reports_a_node_that_was_replaced_after_the_start(server: BarrierServer) -> None:
     assert started(server, arrive(server, 1), arrive(server, 2))
     assert server.replaced_node() is None
@@ -166,12 +171,14 @@ def test_barrier_repeats_the_start_to_a_node_that_missed_it(server: BarrierServe
     thread.join()
 
 
+@pytest.mark.slow
 def test_agents_of_other_jobs_and_unknown_nodes_are_refused(server: BarrierServer) -> None:
     arrive(server, 1)
     strangers = [arrive(server, 2, job="another"), arrive(server, 3), arrive(server, 0)]
     assert not started(server, *strangers)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("secret", ["", OTHER_SECRET], ids=["none", "of another job"])
 def test_unsigned_arrival_neither_takes_a_place_nor_completes_the_barrier(
     server: BarrierServer,
@@ -204,6 +211,7 @@ def test_signature_covers_all_of_a_message_and_the_challenge() -> None:
     assert Arrival.model_validate(sent).is_genuine(SECRET, challenge)
 
 
+@pytest.mark.slow
 def test_server_survives_random_input_and_idle_connections(server: BarrierServer) -> None:
     """A hostile pod sends random data, and opens more connections than the job has nodes."""
     chance = random.Random(0)  # noqa: S311 (a test)
@@ -237,6 +245,7 @@ def is_closed(link: socket.socket) -> bool:
     return True
 
 
+@pytest.mark.slow
 def test_idle_connections_keep_no_node_from_the_barrier(server: BarrierServer) -> None:
     first = arrive(server, 1)
     held = [idle(server) for _ in range(100)]
@@ -347,6 +356,7 @@ def test_replayed_notices_are_not_counted() -> None:
     made.close()
 
 
+@pytest.mark.slow
 def test_barrier_without_free_file_descriptors_warns_and_does_not_spin(
     server: BarrierServer, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -54,6 +54,7 @@ def arrive(server: BarrierServer, seen: Members) -> BarrierClient:
     return client
 
 
+@pytest.mark.slow
 def test_attempt_starts_once_its_members_have_arrived(
     server: BarrierServer, tmp_path: Path
 ) -> None:
@@ -63,6 +64,7 @@ def test_attempt_starts_once_its_members_have_arrived(
     assert server.replaced_node() is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nodes", [{1, 2, 3}, None], ids=["others", "all"])
 def test_barrier_ignores_a_node_that_expects_other_members(
     server: BarrierServer, tmp_path: Path, nodes: set[int] | None

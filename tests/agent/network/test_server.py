@@ -162,6 +162,7 @@ def test_silent_client_does_not_delay_others(served: Served) -> None:
         assert served.request("/healthz")[0] == 200
 
 
+@pytest.mark.slow
 def test_flood_of_connections_delays_no_probe_and_ends_no_request_of_the_operator() -> None:
     """Each connection has a thread, so their number is bounded."""
     agent, before = FakeAgent(), threading.active_count()

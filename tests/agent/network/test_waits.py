@@ -75,6 +75,7 @@ def test_network_that_keeps_a_node_from_the_barrier_is_reported_and_has_a_limit(
     assert node.status.waits_for is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("found", "detect"),
     [(Obstacle(BLOCKED), "true"), (NETWORK, "false"), (REFUSED, "false")],

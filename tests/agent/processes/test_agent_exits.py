@@ -29,6 +29,7 @@ def test_failed_agent_outlasts_the_longest_delay_of_an_attempt() -> None:
     assert NEXT_ORDER_SECONDS >= LONGEST_BACKOFF_SECONDS + 60
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("phase", "result", "ended"),
     [("Done", 0, "Succeeded"), ("Done", 85, "Preempted"), ("Training", None, "Failed")],

@@ -157,6 +157,7 @@ def test_rank_of_a_command_that_waits_in_a_collective_has_no_exit_limit(
     assert (child.wait(10) if killed else child.poll()) == (-9 if killed else None)
 
 
+@pytest.mark.slow
 def test_rank_of_a_command_that_computes_has_no_exit_limit(command: Node) -> None:
     """The rank may run a last evaluation, for example on rank 0."""
     node = command

@@ -92,6 +92,7 @@ def is_copied(mirror: LogMirror, log: Path, end: int) -> bool:
     return log in mirror._copied and mirror._copied[log].end >= end
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_small_limits")
 @pytest.mark.skipif(sys.platform != "linux", reason="frees parts of a file")
 def test_log_and_copy_of_a_run_that_prints_without_end_are_bounded(tmp_path: Path) -> None:

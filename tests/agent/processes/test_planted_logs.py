@@ -86,6 +86,7 @@ def copies_into_a_pipe(run: Path) -> bool:
     return waits
 
 
+@pytest.mark.slow
 def test_agent_does_not_wait_on_a_planted_pipe(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -72,6 +72,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attempt", [1, 2])
 def test_ranks_are_forked_with_the_environment_of_their_attempt(
     standby: Standby, tmp_path: Path, attempt: int
@@ -82,6 +83,7 @@ def test_ranks_are_forked_with_the_environment_of_their_attempt(
         assert written == f"__main__ ['--flag'] 2 {attempt}"
 
 
+@pytest.mark.slow
 def test_ranks_start_although_the_store_resolves_addresses_during_the_fork(
     tmp_path: Path,
 ) -> None:
@@ -97,6 +99,7 @@ def test_ranks_start_although_the_store_resolves_addresses_during_the_fork(
         os.waitpid(made.pid, 0)
 
 
+@pytest.mark.slow
 def test_taken_port_of_the_rendezvous_store_is_reported(standby: Standby, tmp_path: Path) -> None:
     launch = prepared(tmp_path, "")
     (endpoint,) = [one for one in launch.arguments if one.startswith("--rdzv-endpoint=")]
@@ -115,6 +118,7 @@ def test_store_and_ranks_end_with_a_killed_launcher(standby: Standby, tmp_path: 
     assert exit_code(tree) == -signal.SIGKILL
 
 
+@pytest.mark.slow
 def test_output_of_the_ranks_is_logged_by_rank(standby: Standby, tmp_path: Path) -> None:
     launch = prepared(tmp_path, "import os; print('hello of', os.environ['RANK'])")
     assert exit_code(start(standby, launch)) == 0
@@ -123,6 +127,7 @@ def test_output_of_the_ranks_is_logged_by_rank(standby: Standby, tmp_path: Path)
         assert f"hello of {rank}" in log.read_text()
 
 
+@pytest.mark.slow
 def test_fork_collects_garbage_but_ignores_the_imported_objects(
     standby: Standby, tmp_path: Path
 ) -> None:
@@ -133,6 +138,7 @@ def test_fork_collects_garbage_but_ignores_the_imported_objects(
     assert "collects True True" in log.read_text()
 
 
+@pytest.mark.slow
 def test_kernel_kills_ranks_before_the_standby_when_memory_runs_out(
     standby: Standby, tmp_path: Path
 ) -> None:
@@ -167,6 +173,7 @@ FAILURES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "end"), [(how, end) for how, *end in FAILURES.values()], ids=FAILURES.keys()
 )
@@ -193,6 +200,7 @@ def test_rank_that_failed_first_is_reported_although_its_peer_failed_with_it(
     assert "runpy" not in found.traceback
 
 
+@pytest.mark.slow
 def test_kill_of_an_attempt_ends_its_ranks_but_not_the_standby(
     standby: Standby, tmp_path: Path
 ) -> None:
@@ -224,6 +232,7 @@ def test_stop_signal_reaches_the_ranks(standby: Standby, tmp_path: Path) -> None
     assert len(list(tmp_path.glob("saved-*"))) == 2
 
 
+@pytest.mark.slow
 def test_ranks_that_do_not_stop_are_killed_after_the_grace_period_of_the_agent(
     standby: Standby, tmp_path: Path
 ) -> None:
@@ -254,6 +263,7 @@ def test_fork_of_a_standby_that_has_ended_raises_an_error(tmp_path: Path) -> Non
     os.waitpid(lost.pid, 0)
 
 
+@pytest.mark.slow
 def test_forked_rank_has_the_compiler_imported(tmp_path: Path, standby: Standby) -> None:
     script = "import sys; print('compiler', 'torch._dynamo.utils' in sys.modules)"
     launch = prepared(tmp_path, script, 1)

@@ -91,6 +91,7 @@ def test_progress_clears_the_report_of_a_hang(node: Node) -> None:
     assert node.detector.look() is None
 
 
+@pytest.mark.slow
 def test_ranks_in_phase_done_do_not_count_as_hung(node: Node) -> None:
     for rank in (0, 1):
         node.write(rank, RankPhase.DONE)

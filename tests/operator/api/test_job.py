@@ -126,6 +126,7 @@ def _parse_error(manifest: dict[str, Any]) -> str | None:
     return None
 
 
+@pytest.mark.slow
 @given(st.dictionaries(PRINTABLE | st.sampled_from(["apiVersion", "kind"]), JSON_VALUES))
 def test_document_without_a_valid_kind_gives_a_one_line_error(
     manifest: dict[str, Any],

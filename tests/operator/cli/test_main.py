@@ -76,6 +76,7 @@ def test_help_lists_the_exit_codes() -> None:
     assert "130 after Ctrl-C" in " ".join(ended.output.split())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
@@ -181,6 +182,7 @@ def test_help_imports_none_of_the_slow_packages() -> None:
         assert slow & set(loaded) == set()
 
 
+@pytest.mark.slow
 def test_local_run_imports_no_client_of_the_api_server() -> None:
     program = "import ddp_operator.cli.local_run, sys; print('kubernetes' in sys.modules)"
     command = [sys.executable, "-c", program]

@@ -242,6 +242,7 @@ async def test_refused_job_ends_with_exit_code_3_and_the_servers_own_sentence(
     assert err.startswith("ddpjob: user eve cannot get ddpjobs; the chart's roles")
 
 
+@pytest.mark.slow
 async def test_unknown_context_ends_with_exit_code_3_and_the_known_ones(
     api: FakeApi, tmp_path: Path
 ) -> None:

@@ -280,6 +280,7 @@ def shell(program: str, *arguments: str, **variables: str) -> subprocess.Complet
     )
 
 
+@pytest.mark.slow
 def test_shell_completes_verbs_and_options() -> None:
     script = shell("/usr/bin/ddpjob", _DDPJOB_COMPLETE="bash_source")
     assert "complete -o nosort -F _ddpjob_completion ddpjob" in script.stdout
@@ -297,6 +298,7 @@ def test_plugin_of_kubectl_names_itself_as_kubectl_does() -> None:
     assert shown.stdout.startswith("Usage: kubectl ddpjob list [OPTIONS]")
 
 
+@pytest.mark.slow
 def test_reader_that_closes_the_pipe_gets_no_traceback(jobs: JobsApi) -> None:
     jobs.logs["digits-0"] = log = PodLog()
     for number in range(20_000):

@@ -56,6 +56,7 @@ def test_lines_of_a_pod_that_is_gone_come_from_the_claim(cluster: Cluster) -> No
     assert [name for name in cluster.api.objects if "reader" in name] == []
 
 
+@pytest.mark.slow
 def test_one_attempt_can_be_selected(cluster: Cluster) -> None:
     put(cluster, 1, 0, "one\n")
     put(cluster, 3, 0, "three\n")

@@ -89,6 +89,7 @@ def test_checkpoints_are_listed_by_a_job_that_only_reads(cluster: Cluster) -> No
     assert [name for name in cluster.api.objects if "reader" in name] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [0, 1, 6144, 6145, 100_000])
 def test_weights_are_copied_bit_by_bit(cluster: Cluster, tmp_path: Path, size: int) -> None:
     content = hashlib.shake_128(b"weights").digest(size)
@@ -104,6 +105,7 @@ def test_weights_in_parts_are_joined_beside_the_claim(cluster: Cluster, tmp_path
     assert (tmp_path / "model").read_bytes() == b"converted " + bytes(cluster.checkpoint)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change",
     [lambda lines: [*lines[:3], *lines[4:]], lambda lines: lines[:-1], lambda lines: lines[:1]],
@@ -146,6 +148,7 @@ def test_checkpoint_that_the_run_deletes_is_replaced_by_the_newest_one(tmp_path:
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
+@pytest.mark.slow
 def test_lost_part_leaves_no_file(cluster: Cluster, tmp_path: Path) -> None:
     (cluster.checkpoint / "model.safetensors").write_bytes(bytes(50_000))
     cluster.change = lambda lines: lines if "{" in lines else lines[:-1]
@@ -154,6 +157,7 @@ def test_lost_part_leaves_no_file(cluster: Cluster, tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*model*"))
 
 
+@pytest.mark.slow
 def test_large_file_is_refused_with_the_other_way(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

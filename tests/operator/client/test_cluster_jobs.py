@@ -158,6 +158,7 @@ def test_folder_that_is_too_large_is_refused_with_its_limit(api: JobsApi, tmp_pa
     assert api.requests == []
 
 
+@pytest.mark.slow
 def test_wait_returns_the_ended_job_and_reports_each_change(api: JobsApi) -> None:
     found = running()
     api.put(found)

@@ -94,6 +94,7 @@ def test_verbs_that_need_a_cluster_say_what_to_do(tmp_path: Path) -> None:
         job.resume()
 
 
+@pytest.mark.slow
 def test_run_that_cannot_start_is_refused_with_its_own_sentence(tmp_path: Path) -> None:
     wrong = manifest(1)
     wrong["spec"] = {"command": ["nosuchprogram"]}

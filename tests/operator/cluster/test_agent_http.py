@@ -112,7 +112,8 @@ async def test_hostile_answer_costs_little(kind: str, monkeypatch: pytest.Monkey
             connection.sendall(more)
 
     with serving(talk) as port:
-        assert await cpu_seconds_of_an_answer(port) < 0.1
+        # Other processes on the same core slow down single requests.
+        assert min([await cpu_seconds_of_an_answer(port) for _ in range(3)]) < 0.1
 
 
 @pytest.mark.parametrize("begin", [b"HTTP/1.1 200 ", OK + b"Content-Length: 200000\r\n\r\n"])

@@ -102,6 +102,7 @@ def test_time_of_a_decision_is_linear_in_the_number_of_pods(state: Callable[[int
     )
 
 
+@pytest.mark.slow
 def test_plan_of_9999_pods_builds_manifests_only_when_it_is_executed() -> None:
     plan = decide(starting(9999), DEFAULTS)
     (first, *_) = created = only(plan.actions, CreatePod)

@@ -172,6 +172,7 @@ def test_page_of_many_attempts_is_bounded() -> None:
     assert text.count("<tr") == 201
 
 
+@pytest.mark.slow
 def test_line_with_many_interruptions_is_bounded() -> None:
     lines = [progress(n / 10, n, loss=1.0 if n % 2 else None) for n in range(20_000)]
     text = page(lines)

@@ -172,6 +172,7 @@ async def test_job_with_a_refused_config_is_announced_at_once() -> None:
     assert b'"state":"Invalid"' in stage.sent[0][2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("name", ["a rank fails", "three stalled attempts fail the job"])
 async def test_end_is_announced_wherever_the_controller_is_killed(

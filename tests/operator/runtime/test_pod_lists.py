@@ -222,6 +222,7 @@ def test_refused_list_is_repeated_while_the_agent_is_silent() -> None:
     run_in_fake_time(body())
 
 
+@pytest.mark.slow
 def test_network_partition_causes_few_lists() -> None:
     async def body() -> None:
         cluster, listed, woken = ListingCluster(), list[Key](), list[Key]()

@@ -202,6 +202,7 @@ def test_list_of_annotations_can_be_empty() -> None:
     assert settings.pod_template_annotations == ()
 
 
+@pytest.mark.slow
 def test_process_exits_with_one_sentence_about_its_signing_keys(tmp_path: Path) -> None:
     given = {**IMAGE, PREFIX + "WEBHOOK_URL": "https://hooks.example.com"}
     ended = subprocess.run(

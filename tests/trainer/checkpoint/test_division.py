@@ -206,6 +206,7 @@ def test_failure_of_one_rank_is_a_warning_and_the_next_save_succeeds(
     assert [str(name) for name in names_in(tmp_path)] == ["step-00000002.attempt-0"]
 
 
+@pytest.mark.slow
 def test_failure_of_one_rank_at_the_end_ends_all_ranks(launcher: Launcher, tmp_path: Path) -> None:
     arguments = ["--task=sample_tasks:build", "--global_batch=10", "--max_steps=2"]
     given = ["always", *arguments, f"--checkpoint.directory={tmp_path}"]

@@ -55,6 +55,7 @@ def saved(launcher: Launcher, home: Path, world: int, **config: Any) -> tuple[Pa
     return max((home / "run").glob("step-*")), torch.load(home / "state")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("way", ["whole", "parts", "background"])
 def test_plain_reader_finds_the_bits_of_the_ranks(
@@ -89,6 +90,7 @@ def test_recorded_checkpoint_of_an_older_release_is_read_bit_for_bit() -> None:
     assert torch.from_numpy(weight.copy()).equal(tensors["model"]["inner.weight"])
 
 
+@pytest.mark.slow
 def test_run_resumes_from_a_recorded_checkpoint(launcher: Launcher, tmp_path: Path) -> None:
     shutil.copytree(RECORDED, tmp_path / "run" / RECORDED.name)
     config = BASE | {"max_steps": 4, "checkpoint": {"directory": str(tmp_path / "run")}}

@@ -21,6 +21,7 @@ def saved_weights(folder: Path) -> Path:
     return max(folder.glob("step-*"))
 
 
+@pytest.mark.slow
 def test_run_starts_with_the_weights_of_init_from(tmp_path: Path) -> None:
     checkpoint = saved_weights(tmp_path / "first")
     given = load_file(checkpoint / "model.safetensors")
@@ -31,6 +32,7 @@ def test_run_starts_with_the_weights_of_init_from(tmp_path: Path) -> None:
         assert not run.learner.optimizer.state_dict()["state"][0]["momentum_buffer"].any()
 
 
+@pytest.mark.slow
 def test_error_of_init_from_names_the_weights_that_do_not_fit(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -65,6 +67,7 @@ def test_every_rank_exits_if_init_from_holds_no_weights(launcher: Launcher, tmp_
     assert f"init_from: {tmp_path / 'text'} is no file of weights: its header" in gang.err(0)
 
 
+@pytest.mark.slow
 def test_checkpoint_of_the_run_takes_precedence_over_init_from(tmp_path: Path) -> None:
     other = saved_weights(tmp_path / "other")
     run = trained(seed=1, global_batch=10, checkpoint={"directory": str(tmp_path / "run")})

@@ -98,6 +98,7 @@ def change_state(**changes: object) -> Act:
     return rewrite("state.json", json.dumps(document).encode())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("plant", "reason"),
     [

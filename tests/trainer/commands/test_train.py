@@ -11,6 +11,7 @@ from tests.trainer.rank_processes import Launcher
 TASK = "--task=sample_tasks:build"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -61,6 +62,7 @@ def test_wrong_input_is_reported_in_one_line(
     assert error["message"]["message"] == f"InputError: {sentence}"
 
 
+@pytest.mark.slow
 def test_only_rank_0_reports_wrong_input(launcher: Launcher) -> None:
     gang = launcher.train(TASK, "--task.samples=x", world=2)
     assert gang.wait() == [2, 2]

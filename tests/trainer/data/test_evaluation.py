@@ -30,6 +30,7 @@ def test_metrics_do_not_depend_on_the_number_of_ranks(launcher: Launcher, sample
     assert (found[0]["accuracy"] * samples) % 1 == pytest.approx(0, abs=1e-4)
 
 
+@pytest.mark.slow
 def test_metrics_with_different_names_on_one_rank_raise_an_error(launcher: Launcher) -> None:
     arguments = ["--max_steps=1", "--global_batch=6", "--task.eval_samples=2"]
     gang = launcher.train("--task=sample_tasks:build_odd_metrics", *arguments, world=3)

@@ -87,6 +87,7 @@ def test_wait_clock_measures_only_the_wait_for_data() -> None:
     assert clock.read() == 0
 
 
+@pytest.mark.slow
 def test_progress_events_show_slow_data(launcher: Launcher) -> None:
     arguments = ["--task=sample_tasks:build", "--global_batch=10", "--log.every_steps=1"]
     slow = launcher.train(*arguments, "--task.slow=0.01", world=None)

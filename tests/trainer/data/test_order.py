@@ -38,6 +38,7 @@ def test_slices_of_a_computed_order_do_not_depend_on_earlier_ones(
         assert parts[begin : begin + length] == whole[begin : begin + length]
 
 
+@pytest.mark.slow
 def test_computed_order_looks_random() -> None:
     found = np.array(GlobalSampler(LARGE, 8, seed=1).order(0)[:])
     assert len(np.unique(found)) == LARGE

@@ -41,6 +41,7 @@ class TornStream(torch.utils.data.IterableDataset[tuple[torch.Tensor, ...]]):
         return map(points.__getitem__, range(9))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize(
     ("data", "what"),
@@ -86,6 +87,7 @@ def test_read_error_of_a_stream_is_raised_after_the_batches_before_it() -> None:
         next(arriving)
 
 
+@pytest.mark.slow
 def test_read_error_in_a_run_names_rank_and_update_and_sample() -> None:
     data = {"shuffle": False, "workers": 0}
     run = opened("sample_tasks:build_bad_sample", global_batch=2, max_steps=12, data=data)

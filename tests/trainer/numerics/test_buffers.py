@@ -105,6 +105,7 @@ def test_buffer_policy_costs_one_collective_and_makes_buffers_equal(
         assert note.endswith(f"(parallel.buffers is {parallel['buffers']})")
 
 
+@pytest.mark.slow
 def test_per_rank_buffers_are_dropped_at_another_world_size(
     launcher: Launcher, tmp_path: Path
 ) -> None:

@@ -34,6 +34,7 @@ def ask(folder: Path, rank: int) -> RankInspection:
     return RankInspection.model_validate_json(answer.read_text())
 
 
+@pytest.mark.slow
 def test_inspection_of_a_waiting_rank_shows_the_collective(
     launcher: Launcher, tmp_path: Path
 ) -> None:
@@ -124,6 +125,7 @@ def answers() -> Iterator[list[bool]]:
     torch._dynamo.reset()
 
 
+@pytest.mark.slow
 def test_inspection_says_that_a_thread_compiles_code_for_a_new_shape(
     answers: list[bool],
 ) -> None:

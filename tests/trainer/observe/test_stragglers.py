@@ -116,6 +116,7 @@ def test_rank_that_hardly_delays_the_update_is_not_named(update: float, found: i
     assert len(named(started(), [works] * WINDOWS)) == found
 
 
+@pytest.mark.slow
 def test_noise_of_equal_ranks_names_no_rank() -> None:
     noise = random.Random(7)  # noqa: S311 (a test's noise)
     readings = [[work(0.0, noise.gauss(0.05, 0.004)) for _ in range(64)] for _ in range(2000)]

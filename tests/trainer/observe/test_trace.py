@@ -17,6 +17,7 @@ TASK = ["--task=sample_tasks:build", "--global_batch=6", "--epochs=100000"]
 QUICK = ["--parallel.agree_seconds=0.1", "--log.every_steps=100000", "--eval_every_steps=3"]
 
 
+@pytest.mark.slow
 def test_run_in_progress_writes_the_requested_profile(launcher: Launcher, tmp_path: Path) -> None:
     environ = {"DDP_CHECKPOINT_DIR": str(tmp_path / "run"), "DDP_CHECKPOINT_EVERY_STEPS": "4"}
     gang = launcher.train(*TASK, *QUICK, world=2, **environ)

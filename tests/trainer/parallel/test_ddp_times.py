@@ -26,6 +26,7 @@ def test_progress_reports_the_times_of_the_newest_measured_all_reduce(
     assert 0 <= event["allreduce_overlap_seconds"] <= event["allreduce_seconds"]
 
 
+@pytest.mark.slow
 def test_all_reduce_time_includes_the_wait_for_a_rank_that_begins_later(launcher: Launcher) -> None:
     """The forward passes of rank 1 take 0.2 s longer than those of rank 0."""
     slow = ("--task.forward_seconds=0.02", "--task.slow_rank=1", "--task.slow_factor=11")

@@ -38,6 +38,7 @@ def calls(launcher: Launcher, path: str, **settings: Any) -> tuple[Calls, dict[s
     return Counter((name, dtype) for name, dtype, _ in found["calls"]), sizes
 
 
+@pytest.mark.slow
 def test_fsdp2_with_bf16_gathers_half_the_bytes_and_reduces_in_fp32(launcher: Launcher) -> None:
     exact, exact_bytes = calls(launcher, GPT)
     rough, rough_bytes = calls(launcher, GPT, precision="bf16")
@@ -70,6 +71,7 @@ def test_fsdp2_reduces_each_micro_batch_unless_whole_gradients_are_accumulated(
         resolve({"parallel": {"strategy": "zero1", "full_gradients": True}})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("full", [False, True])
 def test_fsdp2_with_accumulation_gives_the_weights_of_one_process(
     launcher: Launcher, tmp_path: Path, full: bool
@@ -108,6 +110,7 @@ def test_fsdp2_with_bf16_reaches_the_loss_of_ddp_with_bf16(launcher: Launcher) -
     assert losses[1] == pytest.approx(losses[0], rel=0.05)
 
 
+@pytest.mark.slow
 def test_scalar_parameter_is_refused_by_fsdp2_on_all_ranks(launcher: Launcher) -> None:
     arguments = ["--task=model_mistakes:build", "--task.name=number_as_a_weight", "--max_steps=1"]
     gang = launcher.train(*arguments, "--parallel.strategy=fsdp2", world=2)

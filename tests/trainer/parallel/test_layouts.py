@@ -83,6 +83,7 @@ def test_overlaps_and_gaps_of_a_strided_tensor_are_detected(
         assert has_gaps(tensor) == (max(places) + 1 > len(places))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "over",
     [
@@ -158,6 +159,7 @@ def test_any_world_size_resumes_and_rolls_back_to_the_same_bits(
     )
 
 
+@pytest.mark.slow
 def test_run_resumes_into_another_memory_layout(tmp_path: Path) -> None:
     def layout(name: str, folder: str, steps: int) -> dict[str, Tensor]:
         return train(Ranks(), tmp_path / folder, ADAM | {"task": {"layout": name}}, steps)

@@ -99,6 +99,7 @@ def test_any_strategy_resumes_the_checkpoint_of_any_other(
             assert value.allclose(ours[key], atol=1e-6, rtol=0), (file, key)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("setting", "strategy"),
     [
@@ -143,6 +144,7 @@ def test_unused_weights_are_named_before_the_first_update(
     assert list(tmp_path.glob("step-*")) == []
 
 
+@pytest.mark.slow
 def test_sharded_adamw_learns_like_unsharded_adamw(launcher: Launcher, tmp_path: Path) -> None:
     gangs = {
         name: launcher.train(
@@ -162,6 +164,7 @@ def test_sharded_adamw_learns_like_unsharded_adamw(launcher: Launcher, tmp_path:
     assert losses[2] == pytest.approx(losses[0], rel=1e-3)
 
 
+@pytest.mark.slow
 def test_fsdp2_continues_from_its_weights_after_evaluation_of_their_average(
     launcher: Launcher, tmp_path: Path
 ) -> None:
@@ -257,6 +260,7 @@ def test_channels_last_changes_the_layout_and_keeps_parameter_names() -> None:
     assert seen.is_contiguous(memory_format=torch.channels_last)
 
 
+@pytest.mark.slow
 def test_compiled_model_keeps_its_parameter_names_and_results(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -40,6 +40,7 @@ def committed(home: Path) -> list[int]:
     return [name.step for name in names_in(home / "run") if not name.suffix]
 
 
+@pytest.mark.slow
 def test_checkpoints_are_written_beside_the_training(launcher: Launcher, tmp_path: Path) -> None:
     gang = start(launcher, tmp_path, "--max_steps=8", "--checkpoint.every_steps=3")
     assert gang.wait() == [0, 0], gang.err(0)
@@ -51,6 +52,7 @@ def test_checkpoints_are_written_beside_the_training(launcher: Launcher, tmp_pat
     assert not list((tmp_path / "run").glob("*.tmp"))
 
 
+@pytest.mark.slow
 def test_training_goes_on_while_the_volume_fails_and_the_write_is_tried_again(
     launcher: Launcher, tmp_path: Path
 ) -> None:
@@ -71,6 +73,7 @@ def test_training_goes_on_while_the_volume_fails_and_the_write_is_tried_again(
     assert sum("Input/output error" in text for text in warnings(gang)) == 1
 
 
+@pytest.mark.slow
 def test_required_checkpoint_replaces_one_that_a_stalled_volume_holds_up(
     launcher: Launcher, tmp_path: Path
 ) -> None:
@@ -85,6 +88,7 @@ def test_required_checkpoint_replaces_one_that_a_stalled_volume_holds_up(
     assert committed(tmp_path) == [step]
 
 
+@pytest.mark.slow
 def test_process_that_dies_is_replaced_and_its_checkpoint_is_written(
     launcher: Launcher, tmp_path: Path
 ) -> None:
@@ -109,6 +113,7 @@ def saves_of(directory: Path, capsys: pytest.CaptureFixture[str]) -> list[dict[s
     return [event for event in about if "further" in event.get("message", "further")]
 
 
+@pytest.mark.slow
 def test_small_checkpoint_is_written_beside_the_training_after_a_slow_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -18,6 +18,7 @@ def losses(gang: Gang) -> dict[int, float]:
     return {event["step"]: event["metrics"]["loss"] for event in gang.events("eval")}
 
 
+@pytest.mark.slow
 def test_best_checkpoint_is_saved_and_kept_over_two_attempts(
     launcher: Launcher, tmp_path: Path
 ) -> None:

@@ -107,6 +107,7 @@ def ends(folder: Path) -> dict[str, bytes | None]:
     return {file.name: file.read_bytes() if file.exists() else None for file in files}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", parameters(list(PARTS)))
 def test_run_whose_ranks_all_leave_continues_with_the_same_bits(
     launcher: Launcher, tmp_path: Path, part: str

@@ -52,6 +52,7 @@ def test_deferred_weights_are_trained_saved_and_restored_bit_for_bit(
     assert 0.5 / 512**0.5 < float(inner.std()) * 3**0.5 < 1.5 / 512**0.5  # As Linear sets it.
 
 
+@pytest.mark.slow
 def test_module_without_a_method_for_first_values_is_refused(launcher: Launcher) -> None:
     arguments = ["--task=format_probes:build_without_values", "--global_batch=8", "--max_steps=1"]
     gang = launcher.train(*arguments, "--parallel.strategy=fsdp2", world=2)

@@ -93,6 +93,7 @@ def attempts(tmp_path: Path) -> Attempts:
     return Attempts(tmp_path)
 
 
+@pytest.mark.slow
 def test_rollback_checks_the_checkpoints_that_the_start_has_not_read(
     attempts: Attempts, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -109,6 +110,7 @@ def test_rollback_checks_the_checkpoints_that_the_start_has_not_read(
         assert saved[name].equal(tensor), name
 
 
+@pytest.mark.slow
 def test_rollback_without_a_whole_checkpoint_ends_the_run(attempts: Attempts) -> None:
     attempts.fail(1, 5)
     emptied(attempts.directory)
@@ -117,6 +119,7 @@ def test_rollback_without_a_whole_checkpoint_ends_the_run(attempts: Attempts) ->
         roll_back(run)
 
 
+@pytest.mark.slow
 def test_state_is_saved_again_if_the_checkpoint_of_the_same_update_was_not_read(
     attempts: Attempts,
 ) -> None:
@@ -133,6 +136,7 @@ def test_state_is_saved_again_if_the_checkpoint_of_the_same_update_was_not_read(
         assert file.read_bytes() == (attempts.path(4, 2) / file.name).read_bytes(), file.name
 
 
+@pytest.mark.slow
 def test_checkpoint_of_a_later_attempt_is_read(attempts: Attempts) -> None:
     """It may be newer than its name says, because a rollback came before it."""
     attempts.fail(1, 5)

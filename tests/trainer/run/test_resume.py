@@ -64,6 +64,7 @@ def test_run_resumed_on_a_reporting_step_reports_a_finite_loss(
         assert all(loss is not None for _, loss in reports)
 
 
+@pytest.mark.slow
 def test_run_resumes_with_another_world_size(launcher: Launcher, tmp_path: Path) -> None:
     arguments = [TASK, "--global_batch=6", "--epochs=2", "--task.samples=34"]
     arguments += ["--optimizer.name=sgd", "--schedule.name=constant", "--schedule.warmup_steps=0"]
@@ -125,6 +126,7 @@ def test_change_that_invalidates_the_checkpoint_is_an_error(
     assert len(gang.err(0).splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_task_that_changes_its_optimizer_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,6 +13,7 @@ from ddp_wire.activity import Activity
 from tests.trainer.runs import opened
 
 
+@pytest.mark.slow
 def test_device_finishes_all_updates_before_a_save_and_an_evaluation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

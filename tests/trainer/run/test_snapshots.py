@@ -79,6 +79,7 @@ def test_run_whose_ranks_are_all_killed_continues_with_the_same_bits(
     assert final_bytes(folders.whole) == final_bytes(folders.broken)
 
 
+@pytest.mark.slow
 def test_at_most_one_interval_is_repeated(launcher: Launcher, folders: Folders) -> None:
     arguments = ["--task=sample_tasks:build", f"--config={json.dumps(BASE | {'task': NOISY})}"]
     gang = launcher.train(*arguments, "--log.every_steps=1", world=2, **folders.variables(1))
@@ -92,6 +93,7 @@ def test_at_most_one_interval_is_repeated(launcher: Launcher, folders: Folders) 
     assert done + 1 - start <= 2 * 3
 
 
+@pytest.mark.slow
 def test_newest_of_survivor_snapshot_and_checkpoint_is_used(
     launcher: Launcher, folders: Folders
 ) -> None:
@@ -119,6 +121,7 @@ def test_survivor_needs_no_memory_beside_the_slots(launcher: Launcher, folders: 
     assert folders.steps() == [12]
 
 
+@pytest.mark.slow
 def test_same_exception_in_all_ranks_loses_at_most_the_interval(
     launcher: Launcher, folders: Folders
 ) -> None:
@@ -179,6 +182,7 @@ def test_interval_follows_the_cost() -> None:
     assert every_updates(0.5, 0.0) == 1
 
 
+@pytest.mark.slow
 def test_chosen_interval_is_reported(launcher: Launcher, folders: Folders) -> None:
     config = BASE | {"checkpoint": {"every_steps": 1000}, "task": NOISY}
     arguments = ["--task=sample_tasks:build", f"--config={json.dumps(config)}"]
@@ -198,6 +202,7 @@ def test_snapshots_can_be_turned_off(tmp_path: Path, settings: dict[str, Any]) -
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_node_without_a_folder_in_memory_does_not_stop_the_others(
     launcher: Launcher, folders: Folders
 ) -> None:
@@ -230,6 +235,7 @@ def test_state_without_room_is_one_sentence_and_training_goes_on(
     assert line.endswith("MiB of reserve, and the node has 100 MiB left")
 
 
+@pytest.mark.slow
 def test_slots_are_deleted_when_memory_runs_short(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -261,6 +267,7 @@ def test_slots_are_deleted_when_memory_runs_short(
     assert "memory runs short: it needs 0 MiB and 64 MiB of reserve, and the memory file" in line
 
 
+@pytest.mark.slow
 def test_full_file_system_is_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -276,6 +283,7 @@ def test_full_file_system_is_one_sentence(
     assert line.endswith("[Errno 28] No space left on device")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [1, 2, 5])
 def test_folder_that_vanishes_is_one_sentence_and_training_goes_on(
     step: int,
@@ -332,6 +340,7 @@ def test_file_system_whose_size_cannot_be_read_is_one_sentence(
     assert line.endswith("[Errno 5] Input/output error")
 
 
+@pytest.mark.slow
 def test_snapshots_of_ranks_that_differ_are_deleted(tmp_path: Path) -> None:
     run = opened(global_batch=5, epochs=2, checkpoint={"memory_every_steps": 2})
     run.records = tmp_path

@@ -79,6 +79,7 @@ def test_same_code_and_data_and_old_checkpoints_cause_no_warning(
     assert Fingerprints("a", "Folder, 9 samples").warnings(saved) == []
 
 
+@pytest.mark.slow
 def test_run_that_resumes_with_other_code_or_data_warns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -82,6 +82,7 @@ def test_record_has_the_step_of_the_newest_update(launcher: Launcher, folders: F
     assert [path.name for path in folders.records.iterdir()] == [name]
 
 
+@pytest.mark.slow
 def test_rank_that_waits_in_a_collective_leaves_with_its_state(
     launcher: Launcher, folders: Folders
 ) -> None:
@@ -110,6 +111,7 @@ def _sleeps(gang: Gang, rank: int) -> bool:
     return "nanosleep" in Path(f"/proc/{pid}/wchan").read_text()
 
 
+@pytest.mark.slow
 def test_run_that_stops_on_request_keeps_the_state_of_its_checkpoint(
     launcher: Launcher, folders: Folders
 ) -> None:
@@ -142,6 +144,7 @@ def test_rank_between_two_averages_of_local_sgd_writes_nothing(
     assert list(folders.records.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_state_with_weights_that_are_not_finite_is_not_written(tmp_path: Path) -> None:
     task = {"samples": 50, "nan_sample": 3, "die_rank": 0, "die_after": 9, "die_how": "raise"}
     run = opened(global_batch=50, epochs=20, nonfinite={"policy": "stop"}, task=task)
@@ -159,6 +162,7 @@ def test_rank_before_its_first_update_writes_nothing(launcher: Launcher, folders
     assert list(folders.records.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_newer_checkpoint_wins_over_a_record(launcher: Launcher, folders: Folders) -> None:
     arguments = ["--task=sample_tasks:build", f"--config={json.dumps(BASE)}"]
     die = ["--task.die_rank=1", "--task.die_after=4"]
@@ -253,6 +257,7 @@ def test_stop_without_room_is_silent_if_a_checkpoint_is_saved(
     assert ("was not kept in memory" in capsys.readouterr().err) != saves
 
 
+@pytest.mark.slow
 def test_records_that_differ_are_not_used(launcher: Launcher, folders: Folders) -> None:
     """Two folders stand for two nodes, of which one has changed a record."""
     arguments = ["--task=sample_tasks:build", f"--config={json.dumps(BASE)}"]
@@ -276,6 +281,7 @@ def test_records_that_differ_are_not_used(launcher: Launcher, folders: Folders) 
     assert warning["message"].startswith("the nodes of ranks 0, 1 kept different states after")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("averaged", [False, True])
 def test_state_is_kept_during_an_evaluation_unless_the_averaged_weights_are_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, averaged: bool

@@ -43,6 +43,7 @@ def events(capsys: pytest.CaptureFixture[str], kind: str) -> list[dict[str, Any]
     return [event for event in found if event["event"] == kind]
 
 
+@pytest.mark.slow
 def test_hook_after_update_runs_for_every_update_and_its_state_is_resumed(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"global_batch": 10, "max_steps": 8}
     settings["schedule"] = {"name": "constant", "warmup_steps": 0}
@@ -70,6 +71,7 @@ def test_hook_after_update_runs_for_every_update_and_its_state_is_resumed(tmp_pa
     assert {"task.json", "task.safetensors"} <= manifest["files"].keys()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["zero1", "fsdp2"])
 def test_hook_after_update_reads_and_changes_whole_weights_with_each_strategy(
     launcher: Launcher, tmp_path: Path, strategy: str
@@ -114,6 +116,7 @@ MEMBERS = {
 """Activities that the agent may see while a rank runs a member of the task."""
 
 
+@pytest.mark.slow
 def test_activity_shows_which_member_of_the_task_a_rank_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -143,6 +146,7 @@ def test_activity_shows_which_member_of_the_task_a_rank_runs(
     assert seen == MEMBERS
 
 
+@pytest.mark.slow
 def test_rollback_restores_the_state_of_the_task(tmp_path: Path) -> None:
     run = trained(TEACHER, max_steps=2, checkpoint={"directory": str(tmp_path)})
     save(run, required=True)
@@ -151,6 +155,7 @@ def test_rollback_restores_the_state_of_the_task(tmp_path: Path) -> None:
     assert teacher(run).steps == [1, 2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("before", "after", "sentence"),
     [
@@ -202,6 +207,7 @@ def test_task_that_is_a_module_has_no_state_besides_its_model() -> None:
     assert stateful(OwnState()) is not None
 
 
+@pytest.mark.slow
 def test_parts_of_the_loss_are_averaged_like_the_loss(capsys: pytest.CaptureFixture[str]) -> None:
     settings: dict[str, Any] = {"global_batch": 8, "micro_batch": 2, "max_steps": 6}
     run = trained(TEACHER, **settings, log={"every_steps": 3}, task={"uneven": True})
@@ -299,6 +305,7 @@ def test_two_ranks_report_loss_parts_and_resume_the_task_state(
         assert mine["loss_parts"] == pytest.approx(theirs["loss_parts"], rel=1e-3)
 
 
+@pytest.mark.slow
 def test_different_loss_parts_on_two_ranks_end_both_ranks(launcher: Launcher) -> None:
     arguments = ["--task=sample_tasks:build_teacher_by_rank", "--max_steps=2", "--epochs=1"]
     gang = launcher.train(*arguments, "--log.every_steps=1", "--eval_every_steps=9", world=2)

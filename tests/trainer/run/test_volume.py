@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from tests.trainer.rank_processes import Gang, Launcher
 
 TASK = ["--task=sample_tasks:build", "--global_batch=10"]
@@ -18,6 +20,7 @@ def train(launcher: Launcher, fault: str, directory: Path, *arguments: str) -> G
     return launcher.call("probes:train_on_faulty_volume", given, world=2)
 
 
+@pytest.mark.slow
 def test_ranks_wait_longer_for_a_checkpoint_than_for_a_collective(
     launcher: Launcher, tmp_path: Path
 ) -> None:

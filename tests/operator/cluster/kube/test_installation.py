@@ -132,6 +132,7 @@ async def test_missing_or_unreadable_operator_is_reported_in_one_sentence(
         await installation.check_operator(DEPLOYMENT)
 
 
+@pytest.mark.slow
 def test_command_without_an_api_server_ends_with_one_sentence(tmp_path: Path) -> None:
     api = FakeApi()
     api.address = "http://127.0.0.1:9"

@@ -187,6 +187,7 @@ async def test_watch_cuts_and_continues_a_silent_stream(bench: Bench) -> None:
     assert set(bench.sink.errors) == {None}
 
 
+@pytest.mark.slow
 async def test_bookmark_events_keep_a_stream_open(bench: Bench) -> None:
     async def play(stream: Stream) -> None:
         for version in range(20, 30):

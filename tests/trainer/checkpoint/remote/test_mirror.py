@@ -98,6 +98,7 @@ def killer(at: int, *, torn: bool) -> Callable[[str, str], None]:
 FAULTY: list[FaultyFileSystem] = []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("torn", [False, True])
 def test_mirror_killed_at_any_write_never_shows_a_wrong_checkpoint(
     tmp_path: Path, torn: bool
