@@ -67,6 +67,8 @@ def start_coscheduling(cluster: Cluster) -> None:
         "--authentication-skip-lookup=true",
         "--bind-address=127.0.0.1",
         "--secure-port=0",
+        # Else a gang whose last try failed within a deletion waits five minutes for the next one.
+        "--pod-max-in-unschedulable-pods-duration=5s",
     )
     _start(COSCHEDULING, folder, "scheduler", *arguments)
     quiet = ("--metricsAddr=0", "--probeAddr=0")
