@@ -118,7 +118,7 @@ class Job:
         if run_directory is None:
             return self.backend.lines(self.name, wanted, follow=follow)
         if follow:
-            raise RequestError("copies of logs cannot be followed: leave out -f, or the copies")
+            raise RequestError("copies of logs cannot be followed: leave out --run-dir or --follow")
         job = self.read()
         lines = list(self.backend.lines(self.name, Wanted(), follow=False))
         shown = {(line.pod, line.attempt) for line in lines}

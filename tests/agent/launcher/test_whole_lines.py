@@ -1,7 +1,10 @@
 """The output of ranks is printed in whole lines, whatever pieces they write."""
 
 import io
+import os
 import random
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -10,7 +13,9 @@ from pathlib import Path
 import pytest
 from torch.distributed.elastic.multiprocessing import tail_log
 
+from ddp_agent.failures import FAILURE_FILE_ENV
 from ddp_agent.launcher import whole_lines
+from ddp_wire.contract import Env
 
 PATIENCE = 30.0
 
@@ -109,3 +114,26 @@ def test_endless_line_is_split(
 def test_file_that_never_exists_ends_the_tail(tmp_path: Path, output: io.StringIO) -> None:
     tail(output, tmp_path / "missing").stop()
     assert output.getvalue() == ""
+
+
+PIECES = """
+import sys, time
+sys.stdout.write("begin ")
+sys.stdout.flush()
+time.sleep(0.4)
+sys.stdout.write("end\\n")
+"""
+
+
+@pytest.mark.slow
+def test_launcher_prints_a_line_that_a_rank_writes_in_two_pieces_as_one(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(PIECES)
+    options = ["--nproc-per-node=1", "--master-port=0", "--tee=3", f"--log-dir={tmp_path / 'logs'}"]
+    done = subprocess.run(
+        [sys.executable, "-m", "ddp_agent.launcher.torchrun", *options, str(script)],
+        capture_output=True, text=True, check=False,
+        env=os.environ | {Env.ATTEMPT: "1", FAILURE_FILE_ENV: str(tmp_path / "failure")},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert next(line for line in done.stdout.splitlines() if "e" in line).endswith("begin end")

@@ -1,6 +1,7 @@
 """Tests of the client of untrusted agents with servers that send invalid answers."""
 
 import asyncio
+import gc
 import gzip
 import json
 import socket
@@ -91,6 +92,7 @@ def serving(talk: Callable[[socket.socket], None]) -> Iterator[int]:
 async def cpu_seconds_of_an_answer(port: int) -> float:
     """Return the CPU seconds that the event loop needs for one request."""
     agents = Agents(port)
+    gc.collect()  # Else a collection of what other tests have left may fall into the request.
     try:
         before = time.thread_time()  # The server has threads of its own.
         answer = await agents.watch_status("127.0.0.1", "", -1, 0)
@@ -112,8 +114,7 @@ async def test_hostile_answer_costs_little(kind: str, monkeypatch: pytest.Monkey
             connection.sendall(more)
 
     with serving(talk) as port:
-        # Other processes on the same core slow down single requests.
-        assert min([await cpu_seconds_of_an_answer(port) for _ in range(3)]) < 0.1
+        assert await cpu_seconds_of_an_answer(port) < 0.1
 
 
 @pytest.mark.parametrize("begin", [b"HTTP/1.1 200 ", OK + b"Content-Length: 200000\r\n\r\n"])

@@ -1,8 +1,8 @@
 """Print the output of the ranks in whole lines.
 
 Python writes `print("step", 7)` in four pieces if its output is not buffered, as in the trainer's
-image. torchrun reads the output of each rank in a thread of its own, and prints each piece that it
-finds behind the prefix of the rank:
+image. torchrun reads the output of each rank in a thread of its own. It prints the rank's prefix
+before each piece that it finds, so the lines of two ranks mix:
 
     [rank 0] step [rank 1] step 7
     [rank 0] 7
