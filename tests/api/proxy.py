@@ -110,6 +110,11 @@ class FaultProxy:
         finally:
             self._on_thread(self._serve())
 
+    @property
+    def open_watches(self) -> int:
+        """Number of watches that are open now."""
+        return len(self._watches)
+
     def cut_watches(self) -> int:
         """Break the connections of all watches, and return their number."""
         watches = list(self._watches)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from tests.torture import attempts, gangs
+from tests.torture import attempts, gangs, imports
 from tests.torture.attempts import RECORDS, RUN, Attempt
 from tests.torture.operations import Decide, Operation, Result
 
@@ -164,7 +164,9 @@ def open_lab(seed: int) -> tuple[Lab, "tempfile.TemporaryDirectory[str]"]:
     folder = tempfile.TemporaryDirectory(
         prefix="torture-", dir=MEMORY if MEMORY.is_dir() else None, ignore_cleanup_errors=True
     )
-    return Lab(Path(folder.name).resolve(), seed), folder
+    home = Path(folder.name).resolve()
+    imports.import_all(home)
+    return Lab(home, seed), folder
 
 
 def orderly(result: Result) -> None:

@@ -105,6 +105,12 @@ async def test_operator_detects_a_silent_watch_within_75_seconds(
     proxy: FaultProxy, job: Job, other_job: Job
 ) -> None:
     await job.train()
+
+    async def all_open() -> bool:
+        return proxy.open_watches == len(WATCHED)
+
+    # An earlier test may have broken them.
+    await eventually(all_open, "all watches are open")
     assert proxy.mute_watches() == len(WATCHED)
     silent = time.monotonic()
     await other_job.create()
