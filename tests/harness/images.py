@@ -57,18 +57,30 @@ def build(
     base = build_base()
     arguments = {"BASE_IMAGE": base_image.IMAGE} | dict(build_args or {})
     inputs = Inputs.gather(repository, target, base, wheels)
-    key = inputs.key([image, target, *(f"{k}={v}" for k, v in sorted(arguments.items()))])
-    folder = paths.cache() / "images"
-    archive = folder / f"{_slug(image)}-{key}.tar"
-    if not archive.is_file():
-        with building(folder / f"{_slug(image)}.lock", image):
-            if not archive.is_file():
-                start = time.monotonic()
-                storage = Storage(paths.cache() / "buildah" / inputs.outside)
-                _build_in_storage(storage, inputs, target, image, arguments)
-                _export(storage, image, archive)
-                Figures().note(f"build {target}", time.monotonic() - start, image)
-    return archive
+    storage = Storage(paths.cache() / "buildah" / inputs.outside)
+    return _build_once(storage, inputs, target, image, arguments)
+
+
+def build_upon(
+    base: Path, folder: Path, target: str, tag: str, build_args: Mapping[str, str]
+) -> Path:
+    """Build a Dockerfile that starts from an image of this project, as users do.
+
+    Args:
+        base: The archive of the image of this project.
+        folder: The folder with the Dockerfile.
+        target: The stage.
+        tag: The name of the new image with a tag.
+        build_args: The arguments of the build. One of them names the image of this project.
+
+    Returns:
+        The archive of the new image, from the cache if no input has changed.
+
+    Raises:
+        HarnessError: The tag or the target is wrong, or a tool failed.
+    """
+    inputs = Inputs.gather(folder, target, base, None)
+    return _build_once(_amended(), inputs, target, _full_name(tag), build_args)
 
 
 def build_again(
@@ -135,7 +147,7 @@ def amend(archive: Path, original: str, tag: str, script: str) -> Path:
     amended = archive.parent / f"{_slug(tag)}-{key}.tar"
     with building(archive.parent / f"{_slug(tag)}.lock", tag):
         if not amended.is_file():
-            storage = Storage(paths.cache() / "buildah" / "amended")
+            storage = _amended()
             storage.load(archive)
             with tempfile.TemporaryDirectory(prefix="ddp-trainer-image-") as work:
                 lines = [f"FROM {original} AS amended", "USER root", f"RUN {script}", "USER 1000"]
@@ -145,6 +157,28 @@ def amend(archive: Path, original: str, tag: str, script: str) -> Path:
                 )
             _export(storage, tag, amended)
     return amended
+
+
+def _amended() -> Storage:
+    """Return the storage of images that start from one of this project."""
+    return Storage(paths.cache() / "buildah" / "amended")
+
+
+def _build_once(
+    storage: Storage, inputs: Inputs, target: str, image: str, arguments: Mapping[str, str]
+) -> Path:
+    """Build one target unless its archive is in the cache; return the archive."""
+    key = inputs.key([image, target, *(f"{k}={v}" for k, v in sorted(arguments.items()))])
+    folder = paths.cache() / "images"
+    archive = folder / f"{_slug(image)}-{key}.tar"
+    if not archive.is_file():
+        with building(folder / f"{_slug(image)}.lock", image):
+            if not archive.is_file():
+                start = time.monotonic()
+                _build_in_storage(storage, inputs, target, image, arguments)
+                _export(storage, image, archive)
+                Figures().note(f"build {target}", time.monotonic() - start, image)
+    return archive
 
 
 def _build_in_storage(
