@@ -10,16 +10,17 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from tests.harness import ending
 from tests.torture import kills
 from tests.torture.cases import PARTS, ROOT, Counts, play
-from tests.torture.lab import open_lab
+from tests.torture.lab import Case, open_lab
 from tests.torture.volumes import private_mounts
 
 KILLS = "kills"
 """Part that kills ranks and pods of a whole run."""
+MINUTE = 60.0
 
 
 def main() -> None:
@@ -65,7 +66,17 @@ def _play(parts: Sequence[str], options: argparse.Namespace, counts: Counts) -> 
             if options.cases is not None:
                 cases = lab.random(part).sample(cases, min(options.cases, len(cases)))
             print(f"{part}: {len(cases)} cases", flush=True)
-            play(cases, counts)
+            play(_reported(part, cases, counts), counts)
+
+
+def _reported(part: str, cases: Sequence[Case], counts: Counts) -> Iterator[Case]:
+    """Yield cases, and print every minute how many have been played."""
+    printed = time.monotonic()
+    for number, case in enumerate(cases):
+        if time.monotonic() > printed + MINUTE:
+            printed = time.monotonic()
+            print(f"{part}: {number} of {len(cases)} played, {len(counts.bad)} bad", flush=True)
+        yield case
 
 
 if __name__ == "__main__":
