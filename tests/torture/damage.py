@@ -130,7 +130,7 @@ def _of_folder(kind: Kind) -> Iterator[tuple[str, Act]]:
     yield "name of another step", partial(_move, kind.newest, f"{parent}/step-00000012.attempt-1")
     yield (
         "name of another attempt",
-        partial(_move, kind.newest, f"{kind.newest.partition('.')[0]}.attempt-7"),
+        partial(_move, kind.newest, f"{parent}/{_of_attempt_7(kind)}"),
     )
     if kind.older:
         yield (
@@ -140,13 +140,18 @@ def _of_folder(kind: Kind) -> Iterator[tuple[str, Act]]:
         yield "half of each state", partial(_mix, kind.newest, kind.older)
 
 
+def _of_attempt_7(kind: Kind) -> str:
+    """Return the name of the newest state as one of an attempt that never ran."""
+    return f"{Path(kind.newest).name.partition('.')[0]}.attempt-7"
+
+
 def _play(lab: Lab, kind: Kind, act: Act) -> str:
     """Damage a state, and return the verdict on the next start."""
     home = kind.home(lab)
     act(home)
     # The manifest does not cover the files about a record, such as its description.
     name = Path(kind.newest).name.partition(".rank-")[0]
-    planted = name if kind.newest.startswith(RECORDS) else ""
+    planted = (name, _of_attempt_7(kind)) if kind.newest.startswith(RECORDS) else ()
     verdict = lab.start(home, kind.next, planted)
     lab.clean(home)
     return verdict

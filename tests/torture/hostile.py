@@ -56,7 +56,7 @@ def _plant(lab: Lab, kind: Kind, act: Act) -> str:
     secret.mkdir()
     (secret / "file").write_text("secret")
     act(folder, home)
-    verdict = lab.start(home, kind.next, planted=folder.name)
+    verdict = lab.start(home, kind.next, planted=[folder.name])
     if (home / MARK).exists():
         raise Bad("the pickle has run")
     if (secret / "file").read_text() != "secret":
@@ -72,7 +72,7 @@ def _foreign(lab: Lab, kind: Kind, other: Attempt) -> str:
     for part in (theirs / RECORDS).glob("step-*"):
         shutil.copytree(part, home / RECORDS / part.name)
     (record,) = {part.name.partition(".rank-")[0] for part in (theirs / RECORDS).glob("step-*")}
-    verdict = lab.start(home, kind.next, planted=record)
+    verdict = lab.start(home, kind.next, planted=[record])
     lab.clean(home)
     return verdict
 

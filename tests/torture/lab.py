@@ -6,7 +6,7 @@ import re
 import shutil
 import tempfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -96,13 +96,13 @@ class Lab:
             orderly(result)
         return result
 
-    def start(self, home: Path, attempt: Attempt, planted: str = "") -> str:
+    def start(self, home: Path, attempt: Attempt, planted: Collection[str] = ()) -> str:
         """Start an attempt, and return the verdict on it.
 
         Args:
             home: Folder of the case.
             attempt: The attempt.
-            planted: Name of a state that may be unusable although its checksums are right.
+            planted: Names of states that may be unusable although its checksums are right.
 
         Raises:
             Bad: If it starts from a wrong state, from the beginning without a reason, from an older
@@ -181,12 +181,12 @@ def orderly(result: Result) -> None:
         raise Bad(f"the process ended with {result.status}: {result.output[-1500:]}")
 
 
-def newest_whole(home: Path, attempt: Attempt, planted: str = "") -> int:
+def newest_whole(home: Path, attempt: Attempt, planted: Collection[str] = ()) -> int:
     """Return the newest step of which a whole checkpoint or record exists; -1 without one.
 
     This reads the format by itself, so that it cannot share a fault with the product.
     """
-    places = [path for path in _places(home, attempt) if path.name != planted]
+    places = [path for path in _places(home, attempt) if path.name not in planted]
     return max((_step(path) for path in places if is_whole(path)), default=-1)
 
 
