@@ -1,6 +1,6 @@
 """Try checkpoints and records to destruction, as `make torture` does.
 
-    python -m tests.torture [--part NAME …] [--seed 0] [--cases N] [--only TEXT]
+    python -m tests.torture [--part NAME …] [--seed 0] [--cases N] [--only TEXT] [--skip N]
 
 The last lines are the counts. The exit code is 1 if a start loads a wrong state, starts over
 without a sentence, hangs, or ends by a traceback.
@@ -30,6 +30,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=int(os.environ.get("DDP_SEED") or "0"))
     parser.add_argument("--cases", type=int, help="play at most so many cases of each part")
     parser.add_argument("--only", default="", help="play only cases with this text in their name")
+    parser.add_argument("--skip", type=int, default=0, help="leave out the first cases of a part")
     parser.add_argument("--kills", type=int, default=kills.KILLS, help="kills of part kills")
     options = parser.parse_args()
     wanted, began = options.part or [*PARTS, KILLS], time.monotonic()
@@ -62,7 +63,7 @@ def _play(parts: Sequence[str], options: argparse.Namespace, counts: Counts) -> 
     lab, folder = open_lab(options.seed)
     with folder:
         for part in parts:
-            cases = [case for case in PARTS[part](lab) if options.only in case.name]
+            cases = [case for case in PARTS[part](lab) if options.only in case.name][options.skip :]
             if options.cases is not None:
                 cases = lab.random(part).sample(cases, min(options.cases, len(cases)))
             print(f"{part}: {len(cases)} cases", flush=True)
