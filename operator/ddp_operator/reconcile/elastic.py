@@ -32,7 +32,7 @@ from ddp_wire.messages import AgentPhase
 
 Members = frozenset[int]
 
-_FRESH_STARTS = frozenset({"Suspended", "SpecChanged", "GangReplaced"})
+_FRESH_STARTS = frozenset({"Suspended", "SpecChanged", "GangReplaced", "Invalid"})
 """Reasons of ended attempts after which all pods start together, as in the first attempt."""
 _NAMED = 4
 """Maximum number of nodes that a sentence names."""

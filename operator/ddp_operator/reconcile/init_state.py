@@ -64,10 +64,18 @@ def current_pod(world: World, done: InitStatus) -> PodView | None:
 
 
 def with_interrupted_try(world: World, message: str) -> DDPJobStatus:
-    """Return the job's status in which a try whose pod is about to end is followed by another."""
+    """Return the job's status after the current try, whose pod is about to be deleted.
+
+    Another try follows one that runs. A step that has succeeded does not run again.
+    """
     status, done = world.job.status, progress(world.job)
     pod = current_pod(world, done) if done is not None else None
-    if done is None or pod is None or pod.terminal:
+    if done is None or pod is None:
         return status
-    again = next_try(done, world.now, message, failed=False)
-    return status.model_copy(update={"init": again})
+    if pod.phase == "Succeeded":
+        after = first_try(world.job, done.completed + 1, world.now)
+    elif not pod.terminal:
+        after = next_try(done, world.now, message, failed=False)
+    else:
+        return status
+    return status.model_copy(update={"init": after})

@@ -17,7 +17,7 @@ from ddp_operator.api.status import Cause, ConditionType, DDPJobStatus, FailureS
 from ddp_operator.builders.defaults import Defaults
 from ddp_operator.builders.init_pod import build_init_pod
 from ddp_operator.limits import ATTEMPT_DELAY
-from ddp_operator.reconcile import claims, init_state, lifecycle
+from ddp_operator.reconcile import claims, init_state, lifecycle, queueing
 from ddp_operator.reconcile.abandoned import is_abandoned
 from ddp_operator.reconcile.children import delete_init_pod, delete_pods, ensure_other_children
 from ddp_operator.reconcile.conditions import INVALID, ConditionWriter, blocked_reason, is_stuck
@@ -48,7 +48,9 @@ def run(world: World, defaults: Defaults) -> Plan:
     job = world.job
     status = job.status
     if status.attempt_spec_hash is not None:  # An edit of the steps ends the attempt.
-        kept = {"start_time": status.start_time}
+        # The deadline goes on, and the holds before the edit do not count against it either.
+        holds = queueing.of_next_attempt(status, world.now)
+        kept = {"start_time": status.start_time, "queue": holds}
         status = without_attempt(world).model_copy(update=kept)
     if status.start_time is None:
         status = status.model_copy(update={"start_time": world.now.replace(microsecond=0)})
@@ -58,6 +60,7 @@ def run(world: World, defaults: Defaults) -> Plan:
     if done is None:
         done = init_state.first_try(job, 0, world.now)
     pod = init_state.current_pod(world, done)
+    status = queueing.with_init_hold(world, status, pod)
     if pod is not None and pod.phase == "Succeeded":
         return _complete_step(world, status, done)
     if pod is not None and (end := _end_of(pod)) is not None:

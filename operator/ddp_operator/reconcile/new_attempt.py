@@ -45,9 +45,8 @@ def start_or_resume(world: World, defaults: Defaults) -> Plan:
         status = budgets.charge(status, Cause.FREE, world.now)
     status = status.model_copy(
         update={
-            # The time of the init steps counts against activeDeadlineSeconds.
+            # The time of the init steps counts against activeDeadlineSeconds, without their holds.
             "start_time": status.start_time or world.now.replace(microsecond=0),
-            "queue": None,
             "refused_spec_hash": None,
             "attempts_without_progress": 0,
             "pods": fresh_pods(world.job, defaults, world.free_port),

@@ -10,17 +10,33 @@ from ddp_operator.api.status import ConditionType, DDPJobStatus, QueueStatus
 from ddp_operator.builders.gangs.schedulers import recorded_gang
 from ddp_operator.reconcile.conditions import QUOTA_EXCEEDED, blocked_reason
 from ddp_operator.reconcile.gangs import is_held_by_queue
+from ddp_operator.reconcile.pod_view import PodView
 from ddp_operator.reconcile.world import World
 
 
 def with_hold(world: World, status: DDPJobStatus) -> DDPJobStatus:
     """Return the status with the start or the end of a hold of the pods recorded."""
+    held = not status.is_true(ConditionType.RENDEZVOUSED) and _is_held(world)
+    return _with_hold(status, world.now) if held else with_ended_hold(status, world.now)
+
+
+def with_init_hold(world: World, status: DDPJobStatus, pod: PodView | None) -> DDPJobStatus:
+    """Return the status with the start or the end of a hold of an init step's pod recorded.
+
+    Args:
+        world: The observed state of the job.
+        status: The job's status.
+        pod: Pod of the current try, or None if it does not exist.
+    """
+    held = _quota_refuses(world) if pod is None else pod.is_gated
+    return _with_hold(status, world.now) if held else with_ended_hold(status, world.now)
+
+
+def _with_hold(status: DDPJobStatus, now: datetime) -> DDPJobStatus:
     known = status.queue or QueueStatus()
-    if status.is_true(ConditionType.RENDEZVOUSED) or not _is_held(world):
-        return with_ended_hold(status, world.now)
     if known.since is not None:
         return status
-    held = known.model_copy(update={"since": world.now.replace(microsecond=0)})
+    held = known.model_copy(update={"since": now.replace(microsecond=0)})
     return status.model_copy(update={"queue": held})
 
 
@@ -69,7 +85,11 @@ def _is_held(world: World) -> bool:
     """
     if is_held_by_queue(world):
         return True
-    if world.blocked is not None and blocked_reason(world.blocked) == QUOTA_EXCEEDED:
+    if _quota_refuses(world):
         return True
     needed = world.pods if recorded_gang(world.job) is None else world.pods_of_gang
     return any(pod.is_gated for pod in needed)
+
+
+def _quota_refuses(world: World) -> bool:
+    return world.blocked is not None and blocked_reason(world.blocked) == QUOTA_EXCEEDED

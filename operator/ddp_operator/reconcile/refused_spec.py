@@ -70,9 +70,10 @@ def refuse(world: World, status: DDPJobStatus, fault: Fault) -> Plan:
         update={
             "ready": f"0/{world.job.nodes}",
             "refused_spec_hash": status.attempt_spec_hash,
-            # As after a suspension, the next attempt gets new pods and a new deadline.
+            # As after a suspension, the next attempt gets new pods and new deadlines.
             "attempt_spec_hash": None,
             "start_time": None,
+            "queue": None,
         }
     )
     event = Event(EventType.WARNING, INVALID, message)

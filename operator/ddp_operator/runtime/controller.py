@@ -146,7 +146,7 @@ class Controller:
         raw = await self._known_job(key)
         if raw is None:
             return None
-        state = self._state(key)
+        state = self._state(key, raw["metadata"]["uid"])
         try:
             job = parse_job(raw)
         except UnreadableStatusError as error:
@@ -240,11 +240,12 @@ class Controller:
         state.minor_writes.per_second = 1.0 / self._agents.progress_seconds
         return state.minor_writes
 
-    def _state(self, key: Key) -> JobState:
+    def _state(self, key: Key, uid: str) -> JobState:
         """Return the state that this process keeps about a job. Create it at the first call."""
         state = self._states.get(key)
-        if state is None:
+        if state is None or state.uid != uid:
             state = self._states[key] = JobState(
+                uid=uid,
                 attempts=self._attempts.share(),
                 minor_writes=TokenBucket(MINOR_WRITES, self._clock().timestamp()),
                 repairs=Repairs(self._clock),

@@ -19,6 +19,8 @@ from ddp_operator.runtime.token_bucket import TokenBucket
 class JobState:
     """State of one job in memory. A restart of the operator loses it."""
 
+    uid: str
+    """The job's uid. Another job may have the same name later."""
     attempts: FairShare
     """The job's share of the budget for attempts."""
     minor_writes: TokenBucket

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddp_operator.api.members import DepartureStatus
-from ddp_operator.api.status import ConditionType
+from ddp_operator.api.status import AttemptStatus, Cause, ConditionType
 from ddp_operator.reconcile.decide import decide
 from ddp_operator.reconcile.node_view import NodeView, Taint, Toleration, view_node
 from ddp_operator.reconcile.plan import CreatePod, DeletePod
@@ -86,6 +86,18 @@ def test_job_starts_with_the_nodes_that_are_ready_in_time(
     assert "2 of 3 nodes instead of 3, because node 1 is not ready after 30 s" in (
         plan.events[0].message
     )
+
+
+@pytest.mark.parametrize("reason", ["SpecChanged", "Invalid", "Suspended"])
+def test_job_whose_pods_are_all_new_waits_as_long_as_at_its_first_start(reason: str) -> None:
+    job = starting(elastic_job(3, attempt=2))
+    before = AttemptStatus(number=1, reason=reason, cause=Cause.FREE, message="", end_time=NOW)
+    job = with_status(job, attempts=[before])
+    statuses = {0: waiting(job, 0), 2: waiting(job, 2)}
+    found = [*pods(job, (0, 2), ()), pod(job, 1, phase="Pending", ready=False, node=None)]
+    for seconds, attempt in ((29, 2), (30, 3)):
+        plan = plan_for(job, found, statuses=statuses, now=after(seconds))
+        assert plan.status.attempt == attempt
 
 
 def test_job_waits_while_fewer_than_min_nodes_are_ready() -> None:

@@ -225,6 +225,19 @@ def test_suspension_stops_the_step_and_a_resumption_tries_it_again() -> None:
     assert pod["metadata"]["name"] == "digits-init-fetch-2"
 
 
+def test_suspension_runs_no_step_again_that_has_just_succeeded() -> None:
+    job = at(new_job(suspend=True, init=STEPS))
+    done = pod_of(job, phase="Succeeded", termination=ended(0))
+    first = plan_of(job, done)
+    assert (progress(first.status).completed, progress(first.status).step) == (1, "convert")
+    again = plan_of(job.model_copy(update={"status": first.status}), done)
+    assert again.status.init == first.status.init
+    resumed = new_job(init=STEPS).model_copy(update={"status": again.status})
+    assert [pod["metadata"]["name"] for pod in created(plan_of(resumed))] == [
+        "digits-init-convert-1"
+    ]
+
+
 def test_later_attempts_do_not_run_completed_steps_again() -> None:
     job = at(active_job(init=STEPS), 2)
     lost = decide(world(job, all_pods(job)[:1]), DEFAULTS)

@@ -1,15 +1,23 @@
 """Tests of the time in which a gate, a queue or a quota holds the pods. No deadline counts it."""
 
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
 import pytest
 
+from ddp_operator.api.init import init_hash
 from ddp_operator.api.job import DDPJob
 from ddp_operator.api.status import ConditionType, DDPJobStatus, QueueStatus
+from ddp_operator.builders import names
+from ddp_operator.reconcile import init_state
+from ddp_operator.reconcile.decide import decide
 from ddp_operator.reconcile.lifecycle import is_finished
 from ddp_operator.reconcile.plan import Plan
+from ddp_operator.reconcile.pod_view import PodView
 from tests.operator.support import (
+    DEFAULTS,
+    NOW,
     active_job,
     after,
     all_pods,
@@ -20,6 +28,7 @@ from tests.operator.support import (
     summary,
     to_wire,
     with_status,
+    world,
 )
 
 GATED: dict[str, Any] = {
@@ -31,6 +40,7 @@ GATED: dict[str, Any] = {
 }
 UNSCHEDULABLE = GATED | {"waiting": "Unschedulable: 0/3 nodes are available: 3 Insufficient gpu."}
 QUOTA = 'pods "digits-0" is forbidden: exceeded quota: gpus, requested: 1, used: 8, limited: 8'
+FETCH: dict[str, Any] = {"name": "fetch", "command": ["fetch"]}
 DEADLINES: dict[str, Any] = {"startupDeadlineSeconds": 600, "activeDeadlineSeconds": 1000}
 
 
@@ -138,6 +148,46 @@ def test_suspension_and_resumption_reset_the_time_of_the_holds() -> None:
     assert status.queue is None
     resumed = with_status(new_job(nodes=2, **DEADLINES), **dict(status))
     assert plan_for(resumed, now=after(2000)).status.queue is None
+
+
+def test_edit_of_the_init_steps_keeps_the_time_of_the_holds() -> None:
+    held = QueueStatus(attempt_seconds=36_000, job_seconds=36_000)
+    old = with_status(active_job(init=[FETCH], **DEADLINES), queue=held)
+    old = with_status(old, init=init_state.first_try(old, 1, NOW))
+    job = new_job(init=[FETCH | {"command": ["fetch", "v2"]}], **DEADLINES)
+    job = job.model_copy(update={"status": old.status})
+    for at in (36_300, 36_301):
+        status = plan_for(job, (), now=after(at)).status
+        assert not is_finished(status), summary(status)
+        assert status.queue == QueueStatus(job_seconds=36_000)
+        job = job.model_copy(update={"status": status})
+    # The attempt that follows the steps goes on with the same time.
+    job = with_status(job, init=init_state.first_try(job, 1, NOW))
+    status = plan_for(job, (), now=after(36_400)).status
+    assert (status.attempt, status.queue) == (2, QueueStatus(job_seconds=36_000))
+
+
+@pytest.mark.parametrize("held", ["gate", "quota"])
+def test_deadline_does_not_count_a_hold_of_an_init_step(held: str) -> None:
+    job = with_status(new_job(init=[FETCH], **DEADLINES), start_time=NOW)
+    job = with_status(job, init=init_state.first_try(job, 0, NOW))
+    name = names.init_pod_name(job, "fetch", 1)
+    spec_hash = init_hash(job.spec.init or [])
+    init_pod = PodView(
+        uid="uid", name=name, index=-1, init_step="fetch", spec_hash=spec_hash, **GATED
+    )
+    gated = {"init_pods": (init_pod,)} if held == "gate" else {"blocked": QUOTA}
+
+    def status_at(seconds: float, **fields: Any) -> DDPJobStatus:
+        return decide(replace(world(job, now=after(seconds)), **fields), DEFAULTS).status
+
+    for seconds in (100, 5000):
+        job = job.model_copy(update={"status": status_at(seconds, **gated)})
+        assert not is_finished(job.status), summary(job.status)
+    job = job.model_copy(update={"status": status_at(5100)})
+    assert job.status.queue == QueueStatus(attempt_seconds=5000, job_seconds=5000)
+    assert not is_finished(status_at(5999))
+    assert is_finished(status_at(6001))
 
 
 def test_finished_job_has_no_hold() -> None:
