@@ -26,6 +26,24 @@ def complex_weights(task: Any, _: RunEnv) -> None:
 
 
 @mistake
+def extra_state(task: Any, _: RunEnv) -> None:
+    class Counts(nn.Module):
+        passes = 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.passes += self.training
+            return x
+
+        def get_extra_state(self) -> Tensor:
+            return torch.tensor([self.passes])
+
+        def set_extra_state(self, state: Tensor) -> None:
+            self.passes = int(state)
+
+    task.model = Net(Counts())
+
+
+@mistake
 def number_as_a_weight(task: Any, _: RunEnv) -> None:
     class Scale(nn.Module):
         def __init__(self) -> None:

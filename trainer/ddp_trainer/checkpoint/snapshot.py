@@ -154,6 +154,28 @@ def put_optimizer(
     if not keep_groups:
         groups = [mine | saved for mine, saved in zip(groups, rest["groups"], strict=True)]
     optimizer.load_state_dict({"state": state, "param_groups": groups})
+    of_params = {params[name]: state.get(number, {}) for name, number in numbers.items()}
+    _put_types(optimizer, of_params)
+
+
+def _put_types(optimizer: torch.optim.Optimizer, saved: dict[Tensor, dict[str, Any]]) -> None:
+    """Give the state of an optimizer the types with which it was saved.
+
+    torch casts all state of a parameter to its type, also fp32 copies of bf16 weights, counters
+    and masks. An optimizer with its own `load_state_dict` decides for itself.
+
+    Args:
+        optimizer: The optimizer, after it has loaded the state.
+        saved: The saved state by parameter.
+    """
+    if type(optimizer).load_state_dict is not torch.optim.Optimizer.load_state_dict:
+        return
+    for param, values in saved.items():
+        state = optimizer.state[param]
+        for key, value in values.items():
+            # torch chooses type and device of `step` by the kind of the optimizer.
+            if key != "step" and isinstance(value, Tensor) and state[key].dtype != value.dtype:
+                state[key] = value.to(param.device)
 
 
 def _placed(key: str, value: Any, param: Tensor, *, is_own: bool) -> Any:

@@ -43,11 +43,11 @@ class Ema:
     @contextmanager
     def applied(self) -> Iterator[None]:
         """Load the average into the model inside the context, and restore the weights after it."""
-        self._swap()
+        kept = self._put_average()
         try:
             yield
         finally:
-            self._swap()
+            self._put_weights(kept)
 
     def state(self) -> dict[str, Tensor]:
         """Return the average by parameter name, without copying it."""
@@ -70,9 +70,27 @@ class Ema:
                 pass
 
     @torch.no_grad()
-    def _swap(self) -> None:
-        # Swap one tensor at a time to avoid a second copy of the model.
+    def _put_average(self) -> dict[str, Tensor]:
+        """Load the average into the model. Return the weights that the average cannot hold."""
+        kept = {}
         for name, param in self._params.items():
+            # Swap one tensor at a time to avoid a second copy of the model. Between two types a
+            # swap would round the weights or the average.
             weight = param.detach().clone()
             param.copy_(self._average[name])
-            self._average[name].copy_(weight)
+            if weight.dtype == self._average[name].dtype:
+                self._average[name].copy_(weight)
+            else:
+                kept[name] = weight
+        return kept
+
+    @torch.no_grad()
+    def _put_weights(self, kept: dict[str, Tensor]) -> None:
+        """Undo `_put_average`, whose result is given."""
+        for name, param in self._params.items():
+            if name in kept:
+                param.copy_(kept[name])
+                continue
+            average = param.detach().clone()
+            param.copy_(self._average[name])
+            self._average[name].copy_(average)

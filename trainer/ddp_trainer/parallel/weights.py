@@ -7,16 +7,22 @@ from ddp_trainer.errors import InputError
 
 
 def check_weights(model: nn.Module, strategy: StrategyName) -> None:
-    """Refuse parameters that a strategy cannot update, before torch fails in the first update.
+    """Refuse what a strategy cannot update or a checkpoint cannot restore, before the first update.
 
     Args:
         model: The bare model.
         strategy: The strategy of the run on several ranks.
 
     Raises:
-        InputError: If there is such a parameter. The message names the first one.
+        InputError: If there is such a parameter or module. The message names the first one.
     """
     for name, module in model.named_modules():
+        if type(module).get_extra_state is not nn.Module.get_extra_state:
+            raise InputError(
+                f'task: the module "{name}" has an extra state (get_extra_state), which no'
+                " checkpoint contains: keep it in a buffer, or in the state of the task"
+                " (state_dict and load_state_dict)"
+            )
         if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse:
             raise InputError(
                 f'task: the gradient of "{name}" would be sparse, which the trainer cannot reduce:'
