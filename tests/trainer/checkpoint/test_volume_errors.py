@@ -103,6 +103,23 @@ def test_burst_of_read_errors_renames_no_checkpoint(
     assert listing(tmp_path) == ["step-00000010.attempt-1", "step-00000020.attempt-1"]
 
 
+@pytest.mark.parametrize("resumed", [False, True])
+def test_time_that_cannot_be_read_ends_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resumed: bool
+) -> None:
+    checkpoints, _ = new_manager(tmp_path)
+    open_checked(checkpoints, 1, {})
+    assert checkpoints.save(whole(10))
+    if resumed:
+        checkpoints, _ = new_manager(tmp_path)
+        open_checked(checkpoints, 2, {})
+    known = checkpoints.newest
+    fault = Fault(Path.stat, errno.EIO, times=ALWAYS)
+    monkeypatch.setattr(Path, "stat", lambda *given, **named: fault(*given, **named))
+    assert known is not None
+    assert checkpoints.newest == known
+
+
 def test_lasting_read_error_is_a_volume_error_and_changes_no_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

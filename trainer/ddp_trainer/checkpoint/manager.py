@@ -72,14 +72,21 @@ class CheckpointManager:
 
     @property
     def newest(self) -> CheckpointInfo | None:
-        """The newest checkpoint that this process found or saved."""
+        """The newest checkpoint that this process found or saved, unless the volume fails."""
+        with contextlib.suppress(OSError):
+            return self._newest()
+        return None
+
+    def _newest(self) -> CheckpointInfo | None:
+        """Return the newest checkpoint. Its time is read once, which may raise an `OSError`."""
         if self._directory is None or not self._known:
             return None
-        path, seconds = self._directory / str(self._known[-1]), self.interval_seconds
-        at = self._times.get(self._known[-1]) or path.stat().st_mtime
-        return CheckpointInfo(
-            step=self._known[-1].step, path=str(path), at=at, interval_seconds=seconds
-        )
+        name, seconds = self._known[-1], self.interval_seconds
+        path = self._directory / str(name)
+        if name not in self._times:
+            self._times = {name: path.stat().st_mtime}
+        at = self._times[name]
+        return CheckpointInfo(step=name.step, path=str(path), at=at, interval_seconds=seconds)
 
     @property
     def interval_seconds(self) -> float | None:
@@ -129,7 +136,7 @@ class CheckpointManager:
         listed = None if reads_mirror else asdict(Listed.of(self._listed))
         opened = {"attempt": self._attempt, "claim": self._owner, "listed": listed, "resume": None}
         with contextlib.suppress(OSError):  # `choose` reports an error of the volume.
-            opened["resume"] = self._newest_info()
+            opened["resume"] = newest.model_dump() if (newest := self._newest()) else None
         return opened
 
     def choose(self) -> dict[str, Any]:
@@ -148,12 +155,8 @@ class CheckpointManager:
             return {"resume": None, "skipped": []}
         choice = self._choice(self._directory)
         self._known, self._is_checked = choice.known, True
-        resume = load.reading(self._directory, self._newest_info, self._sleep)
-        return {"resume": resume, "skipped": choice.skipped}
-
-    def _newest_info(self) -> dict[str, Any] | None:
-        """Return the fields of the `CheckpointInfo` of the newest checkpoint, or None."""
-        return newest.model_dump() if (newest := self.newest) else None
+        newest = load.reading(self._directory, self._newest, self._sleep)
+        return {"resume": newest.model_dump() if newest else None, "skipped": choice.skipped}
 
     def check_newest(self) -> list[str]:
         """Check the newest checkpoint, unless this attempt has. Only rank 0 calls this.
@@ -235,9 +238,8 @@ class CheckpointManager:
 
     def interval_passed(self) -> bool:
         """Return whether the interval in seconds has passed, by this process's clock."""
-        seconds = self.interval_seconds
-        age = time.monotonic() - self._last_time
-        return self.enabled and seconds is not None and age >= seconds
+        seconds = self.interval_seconds if self.enabled else None
+        return seconds is not None and time.monotonic() - self._last_time >= seconds
 
     def measured(self, seconds: float) -> str | None:
         """Add the seconds for which a save stopped training.
@@ -331,9 +333,8 @@ class CheckpointManager:
         if self._fence is None:
             return None
         with self._fenced():
-            check = self._fence.check
             documents, own = writer.documents_of(checkpoint), self.identity(save)
-            assembly.finish(directory, name, parts, own, documents, may_commit=check)
+            assembly.finish(directory, name, parts, own, documents, may_commit=self._fence.check)
         return self._add(name)
 
     def lead(self, checkpoint: Checkpoint, total_bytes: int) -> Lead:
@@ -390,6 +391,7 @@ class CheckpointManager:
     def _add(self, name: CheckpointName) -> CheckpointInfo | None:
         """Record a committed checkpoint, and delete the oldest ones."""
         self._known, self._is_checked = [*self._known, name], True
+        self._times = {name: time.time()}  # It is committed, so no error may follow.
         if self._directory is not None and self._fence is not None:
             with contextlib.suppress(OSError):  # The next save tries again to delete.
                 self._known = retention.delete_others(
