@@ -115,7 +115,7 @@ def test_time_that_cannot_be_read_ends_no_run(
         open_checked(checkpoints, 2, {})
     known = checkpoints.newest
     fault = Fault(Path.stat, errno.EIO, times=ALWAYS)
-    monkeypatch.setattr(Path, "stat", lambda *given, **named: fault(*given, **named))
+    monkeypatch.setattr(Path, "stat", fault)
     assert known is not None
     assert checkpoints.newest == known
 
