@@ -228,7 +228,8 @@ def _supervise(channel: socket.socket, home: Path, decide: Decide, result: Resul
             if isinstance(decision, int):
                 supervisor.fail(call, decision)
                 continue
-            if decision == TEAR:
+            # The order of two threads may differ from that of the recorded attempt.
+            if decision == TEAR and call.name in WRITES:
                 _tear(call)
                 result.unsynced.note(call.pid, call.name, call.arguments, home / operation.path)
             if decision:
