@@ -1,5 +1,6 @@
 """Mistakes with the weights of a model and their optimizer, in addition to `mistakes`."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -23,6 +24,37 @@ def complex_weights(task: Any, _: RunEnv) -> None:
             return mixed
 
     task.model = Net(Fourier())
+
+
+class Keeps(torch.optim.SGD):
+    """Optimizer that keeps more than SGD."""
+
+    def __init__(self, params: Any, keep: Callable[[Any], None]) -> None:
+        super().__init__(params, lr=0.1)
+        self.keep = keep
+
+    def step(self, closure: Any = None) -> Any:
+        found = super().step(closure)
+        for group in self.param_groups:
+            for param in group["params"]:
+                if param.grad is not None:
+                    self.state[param]["own"] = 1
+                    self.keep(self.state)
+        return found
+
+
+@mistake
+def optimizer_state_in_a_list(task: Any, _: RunEnv) -> None:
+    def keep(state: Any) -> None:
+        for values in state.values():
+            values["factors"] = [torch.zeros(2, 2), torch.zeros(3, 3)]
+
+    task.optimizer = lambda params: Keeps(params, keep)
+
+
+@mistake
+def optimizer_state_of_no_parameter(task: Any, _: RunEnv) -> None:
+    task.optimizer = lambda params: Keeps(params, lambda state: state["shared"].update(count=1))
 
 
 @mistake
@@ -73,6 +105,34 @@ def sparse_gradients(task: Any, _: RunEnv) -> None:
             return features
 
     task.model = Net(Words())
+
+
+@mistake
+def sparse_buffer(task: Any, _: RunEnv) -> None:
+    class Graph(nn.Module):
+        edges: Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("edges", torch.eye(8).to_sparse())
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + x @ self.edges
+
+    task.model = Net(Graph())
+
+
+@mistake
+def sparse_weight(task: Any, _: RunEnv) -> None:
+    class Graph(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.eye(8).to_sparse())
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x @ self.weight
+
+    task.model = Net(Graph())
 
 
 @mistake

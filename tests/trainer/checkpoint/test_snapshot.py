@@ -79,3 +79,23 @@ def test_state_of_other_types_than_the_weights_is_restored_as_it_was(
         update(again, resumed, seed)
     for param, loaded in zip(model.parameters(), again.parameters(), strict=True):
         assert equal(loaded, param)
+
+
+def test_hyperparameter_that_is_a_tensor_stays_one() -> None:
+    def adam(lr: float) -> tuple[nn.Module, torch.optim.Optimizer]:
+        torch.manual_seed(0)
+        model = nn.Linear(4, 4)
+        return model, torch.optim.AdamW(model.parameters(), lr=torch.tensor(lr))
+
+    model, optimizer = adam(0.1)
+    for seed in range(3):
+        update(model, optimizer, seed)
+    saved = take(model, optimizer)
+    again, resumed = adam(0.5)
+    put_model(again, saved.model)
+    put_optimizer(again, resumed, saved.optimizer, saved.optimizer_rest, keep_groups=False)
+    assert equal(resumed.param_groups[0]["lr"], torch.tensor(0.1))
+    for seed in range(3, 9):
+        update(model, optimizer, seed)
+        update(again, resumed, seed)
+    assert all(map(equal, model.parameters(), again.parameters()))

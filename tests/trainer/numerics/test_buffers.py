@@ -168,6 +168,16 @@ def test_buffer_that_changes_its_shape_is_refused(launcher: Launcher) -> None:
     assert len(gang.err(0).splitlines()) == 1
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("world", [1, 2])
+def test_sparse_buffer_is_refused_in_one_sentence(launcher: Launcher, world: int) -> None:
+    arguments = ["--task=model_mistakes:build", "--task.name=sparse_buffer", "--max_steps=1"]
+    gang = launcher.train(*arguments, world=world)
+    assert gang.wait() == [2] * world
+    assert gang.err(0).startswith('task: the buffer "middle.edges" has the layout torch.sparse_coo')
+    assert len(gang.err(0).splitlines()) == 1
+
+
 def test_buffer_of_another_shape_is_refused_before_it_is_saved(tmp_path: Path) -> None:
     folder = {"checkpoint": {"directory": str(tmp_path)}}
     task = {"name": "buffer_that_grows"}

@@ -152,13 +152,22 @@ def put_optimizer(
             f" optimizer has {len(groups)}"
         )
     if not keep_groups:
-        groups = [mine | saved for mine, saved in zip(groups, rest["groups"], strict=True)]
+        pairs = zip(groups, rest["groups"], strict=True)
+        groups = [mine | _of_types(mine, saved) for mine, saved in pairs]
     optimizer.load_state_dict({"state": state, "param_groups": groups})
     of_params = {params[name]: state.get(number, {}) for name, number in numbers.items()}
     _put_types(optimizer, of_params)
 
 
-def _put_types(optimizer: torch.optim.Optimizer, saved: dict[Tensor, dict[str, Any]]) -> None:
+def _of_types(mine: dict[str, Any], saved: dict[str, Any]) -> dict[str, Any]:
+    """Return saved hyperparameters, as tensors where the optimizer has tensors."""
+    return {
+        key: mine[key].new_tensor(value) if isinstance(mine.get(key), Tensor) else value
+        for key, value in saved.items()
+    }
+
+
+def _put_types(optimizer: torch.optim.Optimizer, saved: dict[nn.Parameter, dict[str, Any]]) -> None:
     """Give the state of an optimizer the types with which it was saved.
 
     torch casts all state of a parameter to its type, also fp32 copies of bf16 weights, counters
@@ -231,17 +240,27 @@ def _numbered(
 
 def _optimizer_tensors(names: dict[int, str], optimizer: torch.optim.Optimizer) -> Tensors:
     return {
-        f"{key}/{names[number]}": value
+        f"{key}/{_owner(names, number)}": value
         for number, values in optimizer.state_dict()["state"].items()
         for key, value in values.items()
         if isinstance(value, Tensor)
     }
 
 
+def _owner(names: dict[int, str], number: Any) -> str:
+    """Return the name of the parameter to which state of an optimizer belongs."""
+    if number not in names:
+        raise InputError(
+            f'checkpoint: state "{number}" of the optimizer belongs to no parameter: keep it in the'
+            " state of a parameter, or in the state of the task (state_dict and load_state_dict)"
+        )
+    return names[number]
+
+
 def _optimizer_rest(names: dict[int, str], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     document = optimizer.state_dict()
     state = {
-        f"{key}/{names[number]}": _plain(value, key)
+        f"{key}/{_owner(names, number)}": _plain(value, key)
         for number, values in document["state"].items()
         for key, value in values.items()
         if not isinstance(value, Tensor)
@@ -261,5 +280,6 @@ def _plain(value: Any, key: str) -> Any:
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     raise InputError(
-        f'checkpoint: state "{key}" of the optimizer is neither a tensor nor a JSON value'
+        f'checkpoint: state "{key}" of the optimizer is neither a tensor nor a JSON value: keep'
+        " each tensor under a key of its own"
     )

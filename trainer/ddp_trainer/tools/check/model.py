@@ -1,11 +1,12 @@
 """Check the model and the optimizer of a task, before any sample is read."""
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.parameter import is_lazy
 
+from ddp_trainer.checkpoint.snapshot import take
 from ddp_trainer.config import StrategyName
 from ddp_trainer.errors import InputError
 from ddp_trainer.numerics.optimizer import check_closure
@@ -43,8 +44,8 @@ def check_optimizer(task: Task) -> None:
     """Create the task's own optimizer, if it has one.
 
     Raises:
-        InputError: If the task cannot create it, or if it updates other parameters than it
-            received.
+        InputError: If the task cannot create it, if it updates other parameters than it received,
+            or if no checkpoint can hold its state.
     """
     if not isinstance(task, HasOptimizer):
         return
@@ -71,6 +72,30 @@ def check_optimizer(task: Task) -> None:
             f"task: optimizer has {len(updated) - len(named)} parameters that it did not receive:"
             " make them part of the model, and use the list that optimizer is called with"
         )
+    _check_state(task.model, optimizer)
+
+
+def _check_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Refuse an optimizer with state that no checkpoint can hold, before the first save does.
+
+    One step with gradients of zero creates the state. Only the smallest trained parameter of each
+    number of dimensions gets such a gradient, because the state may be larger than the model.
+    """
+    trained = [param for param in model.parameters() if param.requires_grad]
+    some = {param.dim(): param for param in sorted(trained, key=Tensor.numel, reverse=True)}
+    weights = [param.detach().clone() for param in some.values()]
+    for param in some.values():
+        param.grad = torch.zeros_like(param)
+    try:
+        optimizer.step()
+    except Exception:  # noqa: BLE001 (it may need all gradients, or other ones than zeros)
+        return
+    finally:
+        optimizer.zero_grad(set_to_none=True)
+        with torch.no_grad():
+            for param, weight in zip(some.values(), weights, strict=True):
+                param.copy_(weight)
+    take(model, optimizer)
 
 
 def _check_shapes(model: nn.Module) -> None:
