@@ -167,12 +167,14 @@ def parse_job(manifest: Mapping[str, Any]) -> DDPJob:
     return DDPJob(metadata=metadata, spec=spec, status=status, unread=unread)
 
 
-def _parse_status(given: Mapping[str, Any]) -> tuple[DDPJobStatus, tuple[str, ...]]:
+def _parse_status(given: Any) -> tuple[DDPJobStatus, tuple[str, ...]]:
     """Return the readable part of the status, and the names of the unreadable fields.
 
     Raises:
         UnreadableStatusError: The operator cannot read a field that it needs to count attempts.
     """
+    if not isinstance(given, Mapping):
+        raise UnreadableStatusError(f"status: must be an object, got {given!r}"[:200])
     kept, unread = dict(given), list[str]()
     while True:
         try:

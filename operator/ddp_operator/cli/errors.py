@@ -11,8 +11,11 @@ from ddp_operator.cli.exit_codes import CommandCode
 
 
 def refuse(sentence: str, code: int = CommandCode.BAD_INPUT) -> NoReturn:
-    """Print an error message, and exit."""
-    click.echo(f"ddpjob: {sentence}", err=True)
+    """Print an error message, and exit. It may quote the text of a rank or of another user."""
+    # Imported here, because `--help` of a verb needs none of it.
+    from ddp_wire.plain_text import plain_text  # noqa: PLC0415
+
+    click.echo(f"ddpjob: {plain_text(sentence)}", err=True)
     sys.exit(code)
 
 

@@ -12,6 +12,7 @@ import click
 
 from ddp_operator.client.backend import event_time
 from ddp_operator.report.story import Fact
+from ddp_wire.plain_text import plain_lines, plain_text
 
 _DURATION = re.compile(r"\d (?:d|h|min|s|ms)\b(?: \d+ (?:h|min|s)\b)?")
 _JOINER = "\N{NO-BREAK SPACE}"
@@ -29,10 +30,11 @@ def story_lines(facts: Iterable[Fact], width: int | None) -> list[str]:
     """Return the lines of facts, wrapped between words at a width. A path is never broken."""
     lines = []
     for fact in facts:
-        parts = [fact.text]
+        text = plain_lines(fact.text)
+        parts = [text]
         if width is not None:
             room = max(20, width - _LABEL)
-            parts = _wrapped(fact.text, room)
+            parts = _wrapped(text, room)
         for number, part in enumerate(parts):
             label = fact.label if number == 0 else ""
             styled = click.style(part, fg=fact.style or None)
@@ -42,7 +44,7 @@ def story_lines(facts: Iterable[Fact], width: int | None) -> list[str]:
 
 def print_paragraph(text: str, style: str = "") -> None:
     """Print a paragraph, wrapped between words on a terminal."""
-    width = _width()
+    width, text = _width(), plain_lines(text)
     lines = [text]
     if width is not None:
         lines = _wrapped(text, width)
@@ -52,20 +54,21 @@ def print_paragraph(text: str, style: str = "") -> None:
 
 def print_events(events: Sequence[dict[str, Any]]) -> None:
     """Print Events with time, reason, number of occurrences and message."""
-    room = max(len(str(event.get("reason") or "")) for event in events)
+    # Any user with the right to create Events in the namespace may have written them.
+    reasons = [plain_text(str(event.get("reason") or "")) for event in events]
+    room = max(map(len, reasons))
     width = _width()
-    for event in events:
-        reason = str(event.get("reason") or "").ljust(room)
+    for event, reason in zip(events, reasons, strict=True):
         count = event.get("count") or (event.get("series") or {}).get("count") or 1
         times = f" (x{count})" if count > 1 else ""
-        message = " ".join(str(event.get("message") or "").split()) + times
-        clock = _clock(event_time(event))
+        message = " ".join(plain_text(str(event.get("message") or "")).split()) + times
+        clock = _clock(plain_text(event_time(event)))
         start = len(clock) + room + 4
         parts = [message]
         if width is not None:
             parts = _wrapped(message, max(20, width - start))
         warns = event.get("type") == "Warning"
-        shown = click.style(reason, fg="yellow" if warns else None)
+        shown = click.style(reason.ljust(room), fg="yellow" if warns else None)
         click.echo(f"{clock}  {shown}  {parts[0]}")
         for part in parts[1:]:
             click.echo(" " * start + part)

@@ -16,8 +16,8 @@ _COLOURS = (
     "bright_green",
     "bright_red",
 )
-_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f]|\x1b(?!\[[0-9;]*m)")
-"""Control characters with which a log could change the terminal, except colours."""
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f]|\x1b(?!\[[0-9;]*m)")
+"""Pattern of the control characters of C0 and C1 that may change the terminal, except colours."""
 
 
 class LogView:

@@ -3,6 +3,8 @@
 A verb is imported only when it runs, so that `--help` is quick.
 """
 
+import io
+import sys
 from importlib import import_module
 
 import click
@@ -109,6 +111,9 @@ class Verbs(click.Group):
 @click.version_option(package_name="ddp-trainer")
 def main() -> None:
     """Run multi-node PyTorch DDP training jobs, on a cluster or on this machine."""
+    # Ranks may print characters that the encoding of the terminal lacks.
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 if __name__ == "__main__":

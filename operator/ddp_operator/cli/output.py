@@ -10,6 +10,7 @@ import click
 import yaml
 
 from ddp_operator.api.base import API_GROUP, KIND
+from ddp_wire.plain_text import plain_text
 
 
 def print_object(found: Any, output: str) -> None:
@@ -36,7 +37,7 @@ def print_objects(found: Sequence[Any], output: str) -> None:
 def print_notes(notes: Iterable[str]) -> None:
     """Print what could not be read, to standard error."""
     for note in notes:
-        click.echo(f"ddpjob: {note}", err=True)
+        click.echo(f"ddpjob: {plain_text(note)}", err=True)
 
 
 def print_table(
@@ -46,6 +47,7 @@ def print_table(
 
     On a terminal, the last column is cut at the width of the terminal.
     """
+    rows = [[plain_text(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     click.echo(fit(_joined(head, widths)))
     for row, style in zip(rows, styles, strict=True):

@@ -1,5 +1,6 @@
 """`ddpjob report`: write one HTML page about a run."""
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -36,7 +37,7 @@ def write_report(
         ClusterError: The job cannot be read.
     """
     try:
-        if Path(target).is_dir() or os.sep in target:
+        if target and (Path(target).is_dir() or os.sep in target):
             report = read_directory(Path(target))
         else:
             report = read_cluster(target, namespace, context, run_directory)
@@ -51,11 +52,14 @@ def write_report(
 
 def _write(report: Report, path: Path) -> Path:
     """Replace the page in one step, so that a browser never loads an incomplete page."""
+    if not path.name:
+        raise ReportError("the output must be the path of a file")
     pending = path.with_name(f".{path.name}.tmp")
     try:
         pending.write_text(build_page(report), encoding="utf-8")
         pending.replace(path)
     except OSError as error:
-        pending.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            pending.unlink()
         raise ReportError(f"{path}: cannot be written: {error.strerror}") from error
     return path

@@ -86,10 +86,12 @@ def _history_of_log(jobs: ClusterJobs, job: JobFacts, missing: list[str]) -> tup
     pod = job.first_pod
     history = read_history(jobs.history(job.name))
     if notes := jobs.notes():
+        some = "Some events" if history.attempts else "Events"
         missing.append(
-            f"Events, and so the charts: {notes[0]}. --run-dir reads them from the volume."
+            f"{some}, and so the charts: {notes[0]}. --run-dir reads them from the volume."
         )
-        return history, "the job's status"
+        if not history.attempts:
+            return history, "the job's status"
     if history.attempts and job.status.attempt > 1 and 1 not in history.newest:
         missing.append(
             f"Events before attempt {history.attempts[0].number}: the log of the pod {pod} starts"

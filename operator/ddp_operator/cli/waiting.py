@@ -13,6 +13,7 @@ from ddp_operator.cli.facts import story_lines
 from ddp_operator.client.jobs import POLL_SECONDS, Job
 from ddp_operator.report.rows import ENDS, message_of, state_of, time_left
 from ddp_operator.report.story import tell
+from ddp_wire.plain_text import plain_text
 
 
 def wait_and_show(
@@ -24,7 +25,7 @@ def wait_and_show(
     if state in states:
         return CommandCode.OK
     if not quiet and state in ENDS:
-        click.echo(f"{state}: {message_of(last)}")
+        click.echo(plain_text(f"{state}: {message_of(last)}"))
     return CommandCode.OK if state == "Completed" and not states else CommandCode.FAILED
 
 
@@ -76,4 +77,4 @@ def change_line(job: DDPJob, now: datetime) -> str:
         parts.append(f"{job.status.ready} nodes ready")
     if left := time_left(job):
         parts.append(f"{left} left")
-    return "  ".join(parts)
+    return plain_text("  ".join(parts))

@@ -10,16 +10,20 @@ FILE_BYTES = 1 << 22
 _DEPTH = 100
 _NODES = 100_000
 """Maximum number of values in a document after each alias is replaced by its value."""
+_VALUE_ERRORS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+"""Errors of PyYAML about values of a wrong format, for example `!!int ''`."""
 
 
 def documents(text: str) -> list[Any]:
     """Return the documents in a text.
 
     Raises:
-        yaml.YAMLError: The text is not YAML, or exceeds a limit.
-        ValueError: A number has too many digits.
+        yaml.YAMLError: The text is not YAML, exceeds a limit, or has a value of a wrong format.
     """
-    return list(yaml.load_all(text, _Loader))
+    try:
+        return list(yaml.load_all(text, _Loader))
+    except _VALUE_ERRORS as error:  # For example of the number after a backslash.
+        raise yaml.YAMLError("a value is not valid") from error
 
 
 class _Loader(yaml.SafeLoader):
@@ -37,6 +41,14 @@ class _Loader(yaml.SafeLoader):
             return super().compose_node(parent, index)
         finally:
             self._depth -= 1
+
+    def construct_object(self, node: Node, deep: bool = False) -> Any:
+        """Return a value. Refuse one that is not of the type of its tag."""
+        try:
+            return super().construct_object(node, deep)
+        except _VALUE_ERRORS as error:
+            problem = f"the value is no {node.tag.rpartition(':')[2]}"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from error
 
     def construct_document(self, node: Node) -> Any:
         """Return a document as Python objects. Refuse one that its aliases make too large."""

@@ -1,5 +1,6 @@
 """Collect what helps to find a problem of a job in one archive, without its secrets."""
 
+import contextlib
 import io
 import json
 import platform
@@ -14,6 +15,7 @@ from ddp_operator.client.errors import ClusterError, RequestError
 from ddp_operator.client.jobs import Job
 from ddp_operator.client.redaction import redact, redact_text
 from ddp_operator.report.story import tell
+from ddp_wire.plain_text import plain_text
 
 LOG_BYTES = 4 << 20
 """Maximum size of the output of the ranks in an archive, in bytes. The newest lines stay."""
@@ -73,7 +75,8 @@ def _output(job: Job) -> Iterator[str]:
     for line in job.logs():
         clock = line.time.isoformat(timespec="milliseconds") if line.time is not None else "-"
         who = line.pod if line.rank is None else f"rank {line.rank}"
-        yield f"{clock} attempt {line.attempt or '-'} [{who}] {redact_text(line.text)}\n"
+        text = redact_text(plain_text(line.text))
+        yield f"{clock} attempt {line.attempt or '-'} [{who}] {text}\n"
 
 
 def _newest(lines: Iterator[str]) -> list[str]:
@@ -100,6 +103,8 @@ def _json(value: Any) -> str:
 
 def _write(path: Path, folder: str, files: Mapping[str, str]) -> None:
     """Write the archive in one step. Only the user can read it."""
+    if not path.name:
+        raise RequestError("the output must be the path of a file")
     pending = path.with_name(f".{path.name}.tmp")
     try:
         pending.touch(mode=0o600)
@@ -111,5 +116,6 @@ def _write(path: Path, folder: str, files: Mapping[str, str]) -> None:
                 archive.addfile(entry, io.BytesIO(data))
         pending.replace(path)
     except OSError as error:
-        pending.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            pending.unlink()
         raise RequestError(f"{path}: cannot be written: {error.strerror}") from error

@@ -1,5 +1,6 @@
 """The checkpoints of a run: in a directory of this machine, or on the claim of a cluster."""
 
+import contextlib
 import json
 import shlex
 import shutil
@@ -157,7 +158,11 @@ def download(source: Checkpoints, step: int | None, output: Path) -> dict[str, A
     Raises:
         RequestError: There is no such checkpoint, it is damaged, or the file cannot be written.
     """
-    if output.exists():
+    try:
+        taken = output.exists()
+    except OSError as error:
+        raise RequestError(f"{output}: cannot be written: {error.strerror}") from error
+    if taken:
         raise RequestError(f"{output}: exists already")
     pending = output.with_name(f".{output.stem}.tmp{output.suffix}")
     try:
@@ -166,7 +171,8 @@ def download(source: Checkpoints, step: int | None, output: Path) -> dict[str, A
     except OSError as error:
         raise RequestError(f"{output}: cannot be written: {error.strerror}") from error
     finally:
-        pending.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            pending.unlink()
     return chosen
 
 

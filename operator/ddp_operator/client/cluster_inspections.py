@@ -102,10 +102,10 @@ class Inspector:
                 self._annotate(None)
 
     def _answers(self, pod: str, id_: str) -> list[Answer]:
-        try:
-            lines = list(self._open_log(pod, _RECENT_SECONDS))
-        except ClusterError:
-            return []  # The pod is gone or starts.
+        lines: list[bytes] = []
+        # The pod is gone or starts, or the connection broke: the next request may return more.
+        with contextlib.suppress(ClusterError):
+            lines.extend(self._open_log(pod, _RECENT_SECONDS))
         texts = (split_time(raw)[1].decode("utf-8", "replace").rstrip("\r\n") for raw in lines)
         return [one for one in map(answer_in, texts) if one is not None and one.id == id_]
 

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from http import HTTPStatus
 from typing import Any, TypeVar
-from urllib.parse import quote
 
 from ddp_operator.api.base import API_VERSION, KIND, PLURAL
 from ddp_operator.api.finished import CONFIG_MAP, read_finished
@@ -16,6 +15,7 @@ from ddp_operator.client.cluster_inspections import Inspector
 from ddp_operator.client.errors import NoSuchJobError, RequestError
 from ddp_operator.client.follow import JobFollower, LineStream
 from ddp_operator.client.log_lines import LogLine, LogParser, Wanted, in_order, wanted_lines
+from ddp_operator.client.object_paths import is_name, is_namespace, path_in
 from ddp_operator.client.rank_stacks import RankStack, stacks_in
 from ddp_operator.cluster.errors import ClusterError, ConflictError
 from ddp_operator.cluster.rest.connection import RestConnection
@@ -23,7 +23,7 @@ from ddp_operator.cluster.rest.kubeconfig import load_access
 from ddp_wire.contract import ANNOTATION_INSPECTION, LABEL_JOB_UID, WORKER_CONTAINER
 
 _Answer = TypeVar("_Answer")
-_JOBS = f"/apis/{API_VERSION}"
+_CORE, _JOBS = "/api/v1", f"/apis/{API_VERSION}"
 _METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 """Media type of lists without the specs of pods, which contain secrets."""
 
@@ -41,10 +41,13 @@ class ClusterJobs:
         Raises:
             NoClusterError: No cluster is configured.
             ClusterError: The kubeconfig cannot be used.
+            RequestError: No namespace can have this name.
         """
         access = load_access(context)
         self._api = RestConnection(access)
         self.namespace = namespace or access.namespace
+        if not is_namespace(self.namespace):
+            raise RequestError(f"the namespace must be a DNS label, got {self.namespace!r}")
         self._options = (f" -n {namespace}" if namespace else "") + (
             f" --context {context}" if context else ""
         )
@@ -70,26 +73,29 @@ class ClusterJobs:
 
     def read(self, name: str) -> Json:
         """Return a DDPJob object."""
-        found = self._asked(lambda: self._api.get(self._path(name)))
+        path = self._path(name)
+        found = self._asked(lambda: self._api.get(path))
         if found is None:
-            sentence = f"there is no {KIND} {name!r} in the namespace {self.namespace!r}"
-            raise NoSuchJobError(sentence)
+            raise self._no_such_job(name)
+        if found.get("kind") != KIND:
+            sentence = f"{self._api.access.server} must answer with a {KIND}"
+            raise ClusterError(f"{sentence}, got {found.get('kind')!r}")
         return found
 
     def read_all(self, *, everywhere: bool = False) -> list[Json]:
         """Return all DDPJob objects of the namespace, or of all namespaces."""
         path = f"{_JOBS}/{PLURAL}" if everywhere else self._path()
-        found = self._asked(lambda: self._api.call("GET", path))
+        found = self._asked(lambda: self._items(path))
         # The API server leaves these fields out of the items of a list.
-        return [{"apiVersion": API_VERSION, "kind": KIND, **item} for item in found["items"]]
+        return [{"apiVersion": API_VERSION, "kind": KIND, **item} for item in found]
 
     def finished(self, *, everywhere: bool = False) -> list[FinishedJob]:
         """Return the finished jobs in the list of the namespace, or in the lists of all of them."""
         self._notes = []
-        place = "" if everywhere else f"/namespaces/{quote(self.namespace)}"
+        path = f"{_CORE}/configmaps" if everywhere else self._core_path("configmaps")
         query = {"fieldSelector": f"metadata.name={CONFIG_MAP}"}
         try:
-            found = self._api.call("GET", f"/api/v1{place}/configmaps", query=query)
+            found = self._items(path, query)
         except ClusterError as error:
             if error.status != HTTPStatus.FORBIDDEN:
                 raise
@@ -97,7 +103,7 @@ class ClusterJobs:
             return []
         jobs = [
             FinishedJob(str(one["metadata"]["namespace"]), summary)
-            for one in found["items"]
+            for one in found
             for summary in read_finished(one)
         ]
         return sorted(jobs, key=lambda one: one.summary.ended, reverse=True)
@@ -113,7 +119,7 @@ class ClusterJobs:
             sentence = f"{name} names the namespace {named!r}, and ddpjob uses {self.namespace!r}"
             raise RequestError(f"{sentence}: give -n {named}, or remove it from the job")
         metadata = {**manifest["metadata"], "namespace": self.namespace}
-        maps = f"/api/v1/namespaces/{quote(self.namespace)}/configmaps"
+        maps = self._core_path("configmaps")
         exists = f"a {KIND} {name!r} exists already in the namespace {self.namespace!r}"
         for one in config_maps:  # A refusal must not leave a job behind.
             try:
@@ -169,8 +175,7 @@ class ClusterJobs:
             return self._asked(lambda: self._api.call(method, path, body=body))
         except ClusterError as error:
             if error.status == HTTPStatus.NOT_FOUND:
-                sentence = f"there is no {KIND} {name!r} in the namespace {self.namespace!r}"
-                raise NoSuchJobError(sentence) from error
+                raise self._no_such_job(name) from error
             if error.status == HTTPStatus.UNPROCESSABLE_ENTITY:
                 raise RequestError(str(error)) from error
             raise
@@ -185,14 +190,21 @@ class ClusterJobs:
         follower = JobFollower(
             self._open_log, lambda: self._pods(job), lambda: self._is_over(name, uid), wanted.since
         )
-        return wanted_lines(follower, wanted)
+        return wanted_lines(self._followed(follower), wanted)
+
+    def _followed(self, follower: JobFollower) -> Iterator[LogLine]:
+        try:
+            yield from follower
+        finally:
+            self._notes += [f"{pod}: {why}" for pod, why in sorted(follower.problems.items())]
 
     def _past_lines(self, job: DDPJob, since: datetime | None) -> Iterator[LogLine]:
         lines: list[LogLine] = []
         for pod in self._pods(job):
             parser = LogParser(pod)
             try:
-                lines += map(parser.parse, self._open_log(pod, since, follow=False))
+                # A log that breaks keeps its first lines.
+                lines.extend(map(parser.parse, self._open_log(pod, since, follow=False)))
             except ClusterError as error:
                 self._notes.append(f"{pod}: {error}")
         yield from in_order(lines)
@@ -208,15 +220,14 @@ class ClusterJobs:
 
     def _pods(self, job: DDPJob) -> list[str]:
         """Return the names of the job's pods. A viewer may not list them."""
-        path = f"/api/v1/namespaces/{quote(self.namespace)}/pods"
         query = {"labelSelector": f"{LABEL_JOB_UID}={job.metadata.uid}"}
         try:
-            found = self._api.call("GET", path, query=query, accept=_METADATA_ONLY)
+            found = self._items(self._core_path("pods"), query, accept=_METADATA_ONLY)
         except ClusterError as error:
             if error.status != HTTPStatus.FORBIDDEN:
                 raise
             return _expected_pods(job)
-        names = {str(item["metadata"]["name"]) for item in found["items"]}
+        names = {str(item["metadata"]["name"]) for item in found}
         return sorted(names | set(_expected_pods(job))) if names else _expected_pods(job)
 
     def stacks(self, job: DDPJob) -> list[RankStack]:
@@ -255,7 +266,9 @@ class ClusterJobs:
             raise
 
     def _log_path(self, pod: str) -> str:
-        return f"/api/v1/namespaces/{quote(self.namespace)}/pods/{quote(pod)}/log"
+        if not is_name(pod):  # Other users may have written the status with the name.
+            raise ClusterError("no pod can have this name", status=HTTPStatus.BAD_REQUEST)
+        return self._core_path("pods", pod, "log")
 
     def history(self, name: str) -> Iterator[bytes]:
         """Yield the lines of the log of node 0, which has the run's events."""
@@ -267,21 +280,49 @@ class ClusterJobs:
             yield from self._api.stream(self._log_path(pod), query)
         except ClusterError as error:
             gone = error.status == HTTPStatus.NOT_FOUND
-            self._notes.append(f"the pod {pod} is gone" if gone else str(error))
+            self._notes.append(f"the pod {pod} is gone" if gone else f"{pod}: {error}")
 
     def events(self, name: str) -> list[Json]:
         """Return the Events about a job, oldest first."""
         uid = _uid(self.read(name))
-        path = f"/api/v1/namespaces/{quote(self.namespace)}/events"
         query = {"fieldSelector": f"involvedObject.name={name},involvedObject.kind={KIND}"}
-        found = self._asked(lambda: self._api.call("GET", path, query=query))
-        mine = [one for one in found["items"] if one["involvedObject"].get("uid") == uid]
+        found = self._asked(lambda: self._items(self._core_path("events"), query))
+        mine = [one for one in found if one["involvedObject"].get("uid") == uid]
         # The API server leaves the kind out of the items of a list.
         return [{"kind": "Event", **one} for one in sorted(mine, key=event_time)]
 
     def _path(self, name: str | None = None) -> str:
-        path = f"{_JOBS}/namespaces/{quote(self.namespace)}/{PLURAL}"
-        return f"{path}/{quote(name)}" if name else path
+        """Return the path of a job, or without a name that of all jobs of the namespace.
+
+        Raises:
+            NoSuchJobError: No job can have this name.
+        """
+        if name is None:
+            return path_in(_JOBS, self.namespace, PLURAL)
+        if not is_name(name):  # An empty name would be the path of all jobs.
+            raise self._no_such_job(name)
+        return path_in(_JOBS, self.namespace, PLURAL, name)
+
+    def _core_path(self, *parts: str) -> str:
+        return path_in(_CORE, self.namespace, *parts)
+
+    def _no_such_job(self, name: str) -> NoSuchJobError:
+        return NoSuchJobError(f"there is no {KIND} {name!r} in the namespace {self.namespace!r}")
+
+    def _items(
+        self,
+        path: str,
+        query: Mapping[str, str] | None = None,
+        accept: str = "application/json",
+    ) -> list[Json]:
+        """Return the items of a list."""
+        found = self._api.call("GET", path, query=query, accept=accept)
+        items = found.get("items", ())
+        if items is None:
+            return []
+        if not isinstance(items, list):
+            raise ClusterError(f"{self._api.access.server} must answer with a list for {path}")
+        return items
 
     def _asked(self, request: Callable[[], _Answer]) -> _Answer:
         """Send a request. Explain a refusal that every user may meet."""

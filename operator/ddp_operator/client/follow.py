@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import datetime
+from http import HTTPStatus
 from typing import Protocol
 
 from ddp_operator.client.log_lines import LogLine, LogParser, in_order, split_time
@@ -15,6 +16,8 @@ HOLD_SECONDS = 0.3
 """Seconds for which a line waits for older lines of other pods."""
 RETRY_SECONDS = 0.5
 """Seconds until the log of a pod that does not run is requested again."""
+_LAST_TRIES = 4
+"""Maximum requests in a row that fail without a new line, after the end of the job."""
 
 
 class LineStream(Protocol):
@@ -57,6 +60,8 @@ class PodFollower:
         """Lines of the newest second, which a repeated request returns again."""
         self._second: datetime | None = None
         self._parser = LogParser(pod)
+        self._passed = 0
+        """Number of lines that were passed on."""
         self._stream: LineStream | None = None
         self._stopped = threading.Event()
         self.problem = ""
@@ -76,34 +81,53 @@ class PodFollower:
             stream.close()
 
     def _run(self) -> None:
+        tries = 0
         while not self._stopped.is_set():
             over = self._is_over()  # Before the request, so that no line is missed.
-            try:
-                self._stream = self._open(self._pod, self._second or self._since)
-                self._read(self._stream)
-                self.problem = ""
-            except ClusterError as error:
-                self.problem = str(error)
-            if over:
+            passed = self._passed
+            failed = self._request()
+            tries = tries + 1 if over and self._passed == passed else 0
+            if over and (not failed or tries >= _LAST_TRIES):
                 return
-            self._stopped.wait(RETRY_SECONDS)
+            self._stopped.wait(RETRY_SECONDS * 2**tries)
+
+    def _request(self) -> bool:
+        """Read the log to its end. Return whether another request may return more lines."""
+        try:
+            self._stream = self._open(self._pod, self._second or self._since)
+            self._read(self._stream)
+        except ClusterError as error:
+            # A pod that is gone after its log was read has no problem.
+            if error.status != HTTPStatus.NOT_FOUND or self._stream is None:
+                self.problem = str(error)
+            return not error.status or error.status >= HTTPStatus.INTERNAL_SERVER_ERROR
+        self.problem = ""
+        return False
 
     def _read(self, stream: LineStream) -> None:
-        """Pass on the lines that an earlier request has not returned."""
+        """Pass on the lines that an earlier request has not returned.
+
+        Raises:
+            ClusterError: The connection broke.
+        """
         known, self._newest = self._newest, Counter()
-        for raw in stream:
-            second = _second(raw)
-            if second is not None and second != self._second:
-                self._second, self._newest = second, Counter()
-            self._newest[raw] += 1
-            if known[raw] > 0:
-                known[raw] -= 1
-            else:
-                self._put(self._parser.parse(raw))
-            if self._stopped.is_set():
-                return
-        if not self._newest:
-            self._newest = known
+        begin = self._second
+        try:
+            for raw in stream:
+                second = _second(raw)
+                if second is not None and second != self._second:
+                    self._second, self._newest = second, Counter()
+                self._newest[raw] += 1
+                if known[raw] > 0:
+                    known[raw] -= 1
+                else:
+                    self._put(self._parser.parse(raw))
+                    self._passed += 1
+                if self._stopped.is_set():
+                    return
+        finally:
+            if self._second == begin:  # The rest may come with the next request.
+                self._newest += known
 
 
 def _second(raw: bytes) -> datetime | None:

@@ -111,10 +111,10 @@ class Job:
 
         Raises:
             NoSuchJobError: The job does not exist.
+            RequestError: The age leads to a time before the first year, or copies are followed.
             ClusterError: The API server refused the request, or did not answer.
         """
-        begin = datetime.now(UTC) - since if isinstance(since, timedelta) else since
-        wanted = Wanted(frozenset(ranks), attempt, begin)
+        wanted = Wanted(frozenset(ranks), attempt, _begin(since))
         if run_directory is None:
             return self.backend.lines(self.name, wanted, follow=follow)
         if follow:
@@ -184,6 +184,16 @@ class Job:
     def delete(self) -> None:
         """Delete the job. Checkpoints on its volume stay."""
         self.backend.delete(self.name)
+
+
+def _begin(since: timedelta | datetime | None) -> datetime | None:
+    """Return the time of the oldest line that a user wants to see."""
+    if not isinstance(since, timedelta):
+        return since
+    try:
+        return datetime.now(UTC) - since
+    except OverflowError as error:
+        raise RequestError("since: must be an age of less than 2,000 years") from error
 
 
 def _progress_of(job: DDPJob) -> str:

@@ -25,6 +25,7 @@ from ddp_operator.client.rank_stacks import RankStack
 from ddp_operator.client.run_events import history_files, read_lines
 from ddp_operator.client.run_folder import (
     JOB_FILE,
+    folder_of,
     is_running,
     load_events,
     load_job,
@@ -253,9 +254,7 @@ class LocalJobs:
         return f"rank 0 writes the trace of {steps} updates to {directory / PROFILES}"
 
     def _folder(self, name: str) -> Path:
-        if not name or name != Path(name).name:
-            raise NoSuchJobError(f"there is no run {name!r} in the folder {self._home}")
-        return self._home / name
+        return folder_of(self._home, name)
 
 
 def _logs(folder: Path) -> list[Path]:

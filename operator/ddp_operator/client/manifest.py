@@ -119,7 +119,7 @@ def read_job_file(path: Path) -> JobFile:
         raise InvalidJobError(f"{name}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise InvalidJobError(f"{name}: must be text in UTF-8") from error
-    except (yaml.YAMLError, ValueError) as error:
+    except yaml.YAMLError as error:
         raise InvalidJobError(f"{name}: must be YAML: {_yaml_problem(error)}") from error
     if found is None:
         raise InvalidJobError(f"{name}: must have at most {FILE_BYTES >> 20} MiB")
@@ -157,7 +157,7 @@ def _apply(manifest: Manifest, setting: str) -> None:
         raise InvalidJobError(f"--set: must be KEY=VALUE, got {setting!r}")
     try:
         (value,) = documents(text) or [None]
-    except (yaml.YAMLError, ValueError) as error:
+    except (yaml.YAMLError, ValueError) as error:  # Or there are several documents.
         raise InvalidJobError(f"--set {path}: must be a YAML value, got {text!r}") from error
     if manifest.get("spec") is None:
         manifest["spec"] = {}

@@ -15,7 +15,7 @@ from typing import Any
 from ddp_operator.api.job import DDPJob, InvalidJobError, parse_job
 from ddp_operator.builders.env import checkpoint_path
 from ddp_operator.builders.names import claim_name
-from ddp_operator.client.errors import RequestError
+from ddp_operator.client.errors import NoSuchJobError, RequestError
 from ddp_operator.cluster.errors import ClusterError
 from ddp_wire.files import open_to_read, read_file
 
@@ -47,6 +47,17 @@ class EarlierRun:
             return parse_job(self.manifest)
         except (InvalidJobError, AttributeError):
             return None
+
+
+def folder_of(home: Path, name: str) -> Path:
+    """Return the folder of a run, which need not exist.
+
+    Raises:
+        NoSuchJobError: The name would lead out of the folder of all runs, or to that folder.
+    """
+    if name in {"", ".."} or name != Path(name).name:
+        raise NoSuchJobError(f"there is no run {name!r} in the folder {home}")
+    return home / name
 
 
 def save_job(home: Path, job: Manifest) -> None:

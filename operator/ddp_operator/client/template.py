@@ -1,5 +1,6 @@
 """Write the manifest of a new job from a script or a task."""
 
+import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,8 @@ _DISTRIBUTED = re.compile(
 """Pattern of calls by which a script trains on several ranks."""
 _REPORTS = re.compile(r"ddp_trainer|DDP_CHECKPOINT_DIR")
 """Pattern of the ways in which a script finds its checkpoint directory."""
+_PLAIN = re.compile(r"[A-Za-z/][-A-Za-z0-9_./]*")
+"""Pattern of texts that need no quotes in YAML, unless they are words such as `true`."""
 _LONGEST_NAME = 50
 _SCRIPT_BYTES = 1 << 20
 
@@ -61,7 +64,7 @@ def write_manifest(
     else:
         text = _read_script(target, folder)
         path = f"{MOUNT_PATH}/{Path(target).as_posix()}"
-        words, saves = [f"command: [python, {path}]"], bool(_REPORTS.search(text))
+        words, saves = [f"command: [python, {_quoted(path)}]"], bool(_REPORTS.search(text))
         notes = [f"ship the script with it: ddpjob submit FILE --code {folder}"]
         if not _DISTRIBUTED.search(text):
             notes.append(
@@ -76,15 +79,22 @@ def write_manifest(
     if _TASK.fullmatch(target):
         lines.append("config: {epochs: 1, global_batch: 64}   # `ddp-trainer` has more settings")
     if saves:
-        place = f"claimName: {claim}" if claim is not None else "claimTemplate: {size: 10Gi}"
+        place = "claimTemplate: {size: 10Gi}" if claim is None else f"claimName: {_quoted(claim)}"
         lines.append(f"checkpoint: {{{place}}}")
     body = "".join(f"  {line}\n" for line in lines)
+    chosen = name if name is not None else _name_of(target)
     made = (
         "apiVersion: ddp-trainer.dev/v1alpha1\nkind: DDPJob\n"
-        f"metadata: {{name: {name or _name_of(target)}}}\nspec:\n{body}"
+        f"metadata: {{name: {_quoted(chosen)}}}\nspec:\n{body}"
     )
     JobFile("the new job", documents(made)).checked()
     return NewJob(made, notes)
+
+
+def _quoted(text: str) -> str:
+    """Return a text as YAML, in quotes if YAML would read it as something else."""
+    plain = _PLAIN.fullmatch(text) and documents(text) == [text]
+    return text if plain else json.dumps(text)
 
 
 def _size_lines(size: JobSize) -> list[str]:

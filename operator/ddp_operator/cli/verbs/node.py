@@ -5,8 +5,8 @@ from pathlib import Path
 
 import click
 
-from ddp_operator.cli.errors import refuse
-from ddp_operator.client.run_folder import is_running
+from ddp_operator.cli.errors import one_sentence, refuse
+from ddp_operator.client.run_folder import folder_of, is_running
 from ddp_operator.cluster.local.lost_nodes import LostNodes
 
 
@@ -29,22 +29,23 @@ _DIR = click.option(
 @click.argument("job")
 @click.argument("index", type=click.IntRange(0, 9998))
 @_DIR
+@one_sentence
 def lose(job: str, index: int, home: Path) -> None:
     """Kill all processes of node INDEX of the running JOB, and start no new ones on it."""
-    _change_lost_nodes(home / job, lambda lost: lost | {index})
+    _change_lost_nodes(folder_of(home, job), lambda lost: lost | {index})
 
 
 @command.command()
 @click.argument("job")
 @click.argument("index", type=click.IntRange(0, 9998))
 @_DIR
+@one_sentence
 def restore(job: str, index: int, home: Path) -> None:
     """Let the running JOB use node INDEX again."""
-    _change_lost_nodes(home / job, lambda lost: lost - {index})
+    _change_lost_nodes(folder_of(home, job), lambda lost: lost - {index})
 
 
 def _change_lost_nodes(folder: Path, change: Callable[[frozenset[int]], frozenset[int]]) -> None:
-
     if not is_running(folder):
         refuse(f"JOB must run on this machine now, but no process runs it in {folder}")
     lost = LostNodes(folder)

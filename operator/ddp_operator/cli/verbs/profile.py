@@ -5,6 +5,7 @@ import click
 from ddp_operator.cli.errors import one_sentence
 from ddp_operator.cli.options import Place, place_options
 from ddp_wire.inspections import MOST_PROFILED_STEPS
+from ddp_wire.plain_text import plain_text
 
 
 @click.command("profile")
@@ -23,4 +24,4 @@ def command(*, name: str, steps: int, place: Place) -> None:
 
     The bundled loop writes it to the run's directory, and prints a line when it is there.
     """
-    click.echo(place.client().get(name).profile(steps))
+    click.echo(plain_text(place.client().get(name).profile(steps)))

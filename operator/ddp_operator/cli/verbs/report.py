@@ -34,10 +34,11 @@ def command(*, target: str, run_dir: Path | None, output: Path | None, place: Pl
     """
     # Imported here, because `--help` needs none of it.
     from ddp_operator.cli.report import ReportError, write_report  # noqa: PLC0415
+    from ddp_operator.client.run_folder import folder_of  # noqa: PLC0415
 
     logging.basicConfig(level=logging.CRITICAL)  # The client logs what the error says.
     if (folder := place.folder()) is not None:
-        target = str(folder / target)
+        target = str(folder_of(folder, target))
     try:
         path = write_report(
             target,

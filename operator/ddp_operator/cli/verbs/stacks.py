@@ -8,6 +8,7 @@ from ddp_operator.cli.errors import one_sentence
 from ddp_operator.cli.options import Place, place_options
 from ddp_operator.cli.output import print_object
 from ddp_operator.client.errors import RequestError
+from ddp_wire.plain_text import plain_lines
 
 
 @click.command("stacks")
@@ -35,5 +36,5 @@ def command(*, name: str, ranks: tuple[int, ...], output: str | None, place: Pla
         return
     for one in found:
         click.echo(click.style(f"rank {one.rank}", bold=True))
-        click.echo(one.stacks or "no answer")
+        click.echo(plain_lines(one.stacks) or "no answer")
         click.echo()

@@ -8,7 +8,7 @@ import click
 from ddp_operator.cli.errors import one_sentence
 from ddp_operator.cli.log_view import LogView
 from ddp_operator.cli.options import Place, job_file_options, place_options
-from ddp_operator.cli.output import print_object
+from ddp_operator.cli.output import print_notes, print_object
 from ddp_operator.cli.waiting import wait_and_show
 from ddp_operator.client.manifest import read_job_file
 
@@ -55,5 +55,6 @@ def command(
         view = LogView()
         for line in job.logs(follow=True):
             click.echo(view.format(line))
+        print_notes(job.backend.notes())
     if wait or logs:
         sys.exit(wait_and_show(job, (), None, quiet=logs))

@@ -19,6 +19,8 @@ _SECONDS = 30.0
 _SILENT_SECONDS = 3600.0
 """Maximum seconds without a byte of a stream. A rank may print nothing for long."""
 _LONGEST_LINE = 1 << 20
+"""Bytes after which a line is passed on in parts."""
+_PIECE = 1 << 16
 _HTTPS_PORT, _HTTP_PORT = 443, 80
 _PATCH = "application/merge-patch+json"
 
@@ -26,22 +28,55 @@ _PATCH = "application/merge-patch+json"
 class Stream:
     """Lines of a response that may stay open. `close` ends it from any thread."""
 
-    def __init__(self, connection: http.client.HTTPConnection, response: Any) -> None:
+    def __init__(
+        self,
+        connection: http.client.HTTPConnection,
+        response: Any,
+        sock: socket.socket | None,
+    ) -> None:
         self._connection, self._response = connection, response
-        self._socket = connection.sock
+        self._socket = sock
+        self._left: int | None = response.length
+        """Number of bytes that the head promises and that have not arrived, if it promises any."""
+        self._closed = False
 
     def __iter__(self) -> Iterator[bytes]:
-        """Yield lines with their ends, until the server or `close` ends the response."""
+        """Yield lines with their ends, until the server or `close` ends the response.
+
+        A line that the break of the connection cuts is left out.
+
+        Raises:
+            ClusterError: The connection broke before the end of the response.
+        """
+        rest = b""
         try:
-            while line := self._response.readline(_LONGEST_LINE):
-                yield line
-        except (OSError, http.client.HTTPException, ValueError, AttributeError):
-            return  # The connection broke, or another thread closed it.
+            # `readline` of http.client takes a break between two chunks for the end.
+            while piece := self._read():
+                *lines, rest = (rest + piece).split(b"\n")
+                yield from (line + b"\n" for line in lines)
+                if len(rest) >= _LONGEST_LINE:
+                    yield rest
+                    rest = b""
+            if self._left and not self._closed:
+                raise ClusterError("the log was cut off: the connection broke")
+            if rest:
+                yield rest
+        except (OSError, http.client.HTTPException, ValueError, AttributeError) as error:
+            if not self._closed:
+                raise ClusterError(f"the log was cut off: {_break_text(error)}") from error
         finally:
             self._connection.close()
 
+    def _read(self) -> bytes:
+        """Return the bytes that have arrived, or none at the end. Wait for the first one."""
+        piece: bytes = self._response.read1(_PIECE)
+        if self._left is not None:
+            self._left -= len(piece)
+        return piece
+
     def close(self) -> None:
         """End the response."""
+        self._closed = True  # Before the end, so that the reader does not call it a break.
         try:
             if self._socket is not None:
                 self._socket.shutdown(socket.SHUT_RDWR)
@@ -83,7 +118,7 @@ class RestConnection:
             ConflictError: The server answered 409.
             ClusterError: The server refused the request for another reason, or did not answer.
         """
-        connection, response = self._open(
+        connection, response, _ = self._open(
             method, path, body=body, query=query, accept=accept, seconds=_SECONDS
         )
         try:
@@ -105,10 +140,10 @@ class RestConnection:
         Raises:
             ClusterError: The server refused the request, or did not answer.
         """
-        connection, response = self._open(
+        connection, response, sock = self._open(
             "GET", path, query=query, accept="*/*", seconds=_SILENT_SECONDS
         )
-        return Stream(connection, response)
+        return Stream(connection, response, sock)
 
     def _open(
         self,
@@ -119,29 +154,34 @@ class RestConnection:
         query: Mapping[str, str] | None,
         accept: str,
         seconds: float,
-    ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
+    ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse, socket.socket | None]:
         url = path + (f"?{urlencode(query)}" if query else "")
         headers = {"Accept": accept, "User-Agent": "ddpjob", **self.access.headers}
         data = None
         if body is not None:
             data = json.dumps(body, default=str).encode()
             headers["Content-Type"] = _PATCH if method == "PATCH" else "application/json"
-        connection = self._connect()
+        try:
+            connection = self._connect()
+        except ValueError as error:
+            raise self._no_answer(error) from error
         try:
             prefix = urlsplit(self.access.server).path
             connection.request(method, prefix + url, body=data, headers=headers)
-            if connection.sock is not None:
-                connection.sock.settimeout(seconds)
+            # http.client forgets the socket of a response that ends the connection.
+            sock = connection.sock
+            if sock is not None:
+                sock.settimeout(seconds)
             response = connection.getresponse()
             if response.status >= HTTPStatus.BAD_REQUEST:
                 raise self._refusal(response)
-        except (OSError, http.client.HTTPException) as error:
+        except (OSError, http.client.HTTPException, ValueError) as error:
             connection.close()
             raise self._no_answer(error) from error
         except ClusterError:
             connection.close()
             raise
-        return connection, response
+        return connection, response, sock
 
     def _connect(self) -> http.client.HTTPConnection:
         server, access = urlsplit(self.access.server), self.access
@@ -166,6 +206,9 @@ class RestConnection:
             why = f"its certificate is not trusted: {error.verify_message}"
         elif isinstance(error, TimeoutError):
             why = f"no answer within {_SECONDS:.0f} s"
+        elif isinstance(error, ValueError) and not isinstance(error, OSError):
+            # Its text may quote a header with a credential.
+            why = "its address, or that of the proxy, is not valid"
         else:
             why = getattr(error, "strerror", None) or str(error) or type(error).__name__
         sentence = f"the API server {self.access.server} of the context {self.access.context!r}"
@@ -186,6 +229,12 @@ class RestConnection:
             )
         kind = ConflictError if response.status == HTTPStatus.CONFLICT else ClusterError
         return kind(" ".join(message.split()), status=response.status, reason=reason)
+
+
+def _break_text(error: Exception) -> str:
+    if isinstance(error, TimeoutError):
+        return f"no byte within {_SILENT_SECONDS:.0f} s"
+    return getattr(error, "strerror", None) or "the connection broke"
 
 
 class _Named:

@@ -8,6 +8,7 @@ import base64
 import binascii
 import json
 import os
+import re
 import ssl
 import subprocess
 import tempfile
@@ -15,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import yaml
 
@@ -24,6 +26,11 @@ SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 """Folder with the credentials of a pod."""
 _PLUGIN_SECONDS = 60
 _EXEC_VERSIONS = "client.authentication.k8s.io"
+_HEADER_TEXT = re.compile(r"[^\x00-\x08\x0a-\x1f\x7f\u0100-\U0010ffff]*")
+"""Pattern of the text of an HTTP header: Latin-1 without control characters."""
+_HTTPS_PORT = "443"
+_YAML_ERRORS = (yaml.YAMLError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+"""Errors of PyYAML. Values of a wrong format raise more than its own ones."""
 
 
 @dataclass(frozen=True)
@@ -96,25 +103,27 @@ class _Merged:
         return [
             (folder, entry)
             for folder, document in self._documents
-            for entry in (document.get(kind) or [])
+            for entry in _list(document.get(kind))
             if isinstance(entry, dict)
         ]
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 _PATHS = ("certificate-authority", "client-certificate", "client-key", "tokenFile")
 
 
 def _with_paths(entry: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    paths = {key: str(folder / entry[key]) for key in _PATHS if entry.get(key)}
+    paths = {key: str(folder / str(entry[key])) for key in _PATHS if entry.get(key)}
     return {**entry, **paths, "folder": folder}
 
 
 def _documents(environment: Mapping[str, str]) -> list[tuple[Path, Mapping[str, Any]]]:
     """Return the kubeconfig files that exist, each with its folder."""
-    listed = environment.get("KUBECONFIG") or str(Path("~/.kube/config").expanduser())
     found: list[tuple[Path, Mapping[str, Any]]] = []
-    for name in filter(None, listed.split(os.pathsep)):
-        path = Path(name).expanduser()
+    for path in _paths(environment):
         try:
             loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
             document = yaml.load(path.read_text(encoding="utf-8"), Loader=loader)  # noqa: S506
@@ -123,10 +132,25 @@ def _documents(environment: Mapping[str, str]) -> list[tuple[Path, Mapping[str, 
         except (OSError, UnicodeDecodeError) as error:
             why = getattr(error, "strerror", None) or "it is no text in UTF-8"
             raise ClusterError(f"the kubeconfig {path} cannot be read: {why}") from error
-        except yaml.YAMLError as error:
+        except _YAML_ERRORS as error:
             raise ClusterError(f"the kubeconfig {path} must be YAML") from error
         if isinstance(document, dict):
             found.append((path.parent, document))
+    return found
+
+
+def _paths(environment: Mapping[str, str]) -> list[Path]:
+    """Return the paths of the kubeconfig files, which need not exist."""
+    listed = environment.get("KUBECONFIG")
+    names = list(filter(None, listed.split(os.pathsep))) if listed else ["~/.kube/config"]
+    found = []
+    for name in names:
+        try:
+            found.append(Path(name).expanduser())
+        except RuntimeError as error:  # Neither HOME nor the list of users has the folder.
+            if listed:
+                sentence = f"the kubeconfig {name} cannot be read: its user has no home directory"
+                raise ClusterError(sentence) from error
     return found
 
 
@@ -135,35 +159,63 @@ def _access(
 ) -> Access:
     try:
         headers, certificate = _credentials(user, cluster)
-        tls = _tls(cluster, certificate) if cluster["server"].startswith("https:") else None
+        secure = _checked_url(cluster["server"], "server", name).startswith("https:")
+        tls = _tls(cluster, certificate) if secure else None
     except FileNotFoundError as error:
         sentence = f"the context {name!r} of the kubeconfig names a missing file: {error.filename}"
         raise ClusterError(sentence) from error
-    except (OSError, binascii.Error, ValueError) as error:
+    except (OSError, binascii.Error, ValueError, TypeError) as error:
         sentence = f"the credentials of the context {name!r} cannot be used: {error}"
         raise ClusterError(sentence) from error
     if user.get("as"):
         headers["Impersonate-User"] = str(user["as"])
+    for header, text in headers.items():
+        if not _HEADER_TEXT.fullmatch(text):  # The text is a credential, so no error shows it.
+            sentence = f"the value for {header} of the context {name!r} has a character"
+            raise ClusterError(f"{sentence} that no HTTP header can have")
+    proxy = cluster.get("proxy-url") or None
     return Access(
         server=cluster["server"].rstrip("/"),
         namespace=namespace,
         context=name,
         headers=headers,
         tls=tls,
-        proxy=cluster.get("proxy-url"),
+        proxy=_checked_url(proxy, "proxy-url", name) if proxy is not None else None,
         tls_server_name=cluster.get("tls-server-name"),
     )
 
 
+def _checked_url(value: Any, field: str, context: str) -> str:
+    """Return a URL of the kubeconfig with its scheme in lower-case letters.
+
+    Raises:
+        ClusterError: It is no URL of a server.
+    """
+    try:
+        url = urlsplit(value if isinstance(value, str) else "")
+        usable = url.scheme in {"http", "https"} and url.hostname
+        _ = url.port
+    except ValueError:
+        usable = None
+    if not usable:
+        sentence = f"the {field} of the context {context!r} must be a URL such as https://host:6443"
+        raise ClusterError(f"{sentence}, got {value!r}")
+    return url.geturl()  # It has the scheme in lower-case letters.
+
+
 def _of_pod(environment: Mapping[str, str]) -> Access:
     """Return the access of the service account of this pod."""
-    host, port = environment["KUBERNETES_SERVICE_HOST"], environment["KUBERNETES_SERVICE_PORT"]
+    host = environment["KUBERNETES_SERVICE_HOST"]
+    port = environment.get("KUBERNETES_SERVICE_PORT") or _HTTPS_PORT
     place = f"[{host}]" if ":" in host else host
     cluster = {
         "server": f"https://{place}:{port}",
         "certificate-authority": str(SERVICE_ACCOUNT / "ca.crt"),
     }
-    namespace = (SERVICE_ACCOUNT / "namespace").read_text(encoding="utf-8").strip()
+    try:
+        namespace = (SERVICE_ACCOUNT / "namespace").read_text(encoding="utf-8").strip()
+    except FileNotFoundError:
+        namespace = ""
     user = {"tokenFile": str(SERVICE_ACCOUNT / "token")}
     return _access("in-cluster", namespace or "default", cluster, user)
 
@@ -176,7 +228,7 @@ def _credentials(
         return _from_plugin(user["exec"], cluster, user.get("folder", Path()))
     headers = {}
     if user.get("token"):
-        headers["Authorization"] = f"Bearer {user['token']}"
+        headers["Authorization"] = f"Bearer {str(user['token']).strip()}"
     elif user.get("tokenFile"):
         token = Path(user["tokenFile"]).read_text(encoding="utf-8").strip()
         headers["Authorization"] = f"Bearer {token}"
@@ -208,16 +260,21 @@ def _from_plugin(
         if data := _data(cluster, "certificate-authority"):
             spec["cluster"]["certificate-authority-data"] = base64.b64encode(data).decode()
     info = json.dumps({"apiVersion": version, "kind": "ExecCredential", "spec": spec})
-    added = {str(one["name"]): str(one["value"]) for one in plugin.get("env") or []}
+    try:
+        added = {str(one["name"]): str(one["value"]) for one in plugin.get("env") or []}
+        arguments = [str(one) for one in plugin.get("args") or []]
+    except (KeyError, TypeError) as error:
+        sentence = f"the kubeconfig must give {program} a list of args, and names and values in env"
+        raise ClusterError(sentence) from error
     try:
         done = subprocess.run(
-            [program, *map(str, plugin.get("args") or [])],
+            [program, *arguments],
             env={**os.environ, **added, "KUBERNETES_EXEC_INFO": info},
             stdout=subprocess.PIPE,
             check=True,
             timeout=_PLUGIN_SECONDS,
         )
-        status = json.loads(done.stdout)["status"]
+        status = dict(json.loads(done.stdout)["status"])
     except FileNotFoundError as error:
         hint = f" ({plugin['installHint']})" if plugin.get("installHint") else ""
         sentence = f"the kubeconfig needs the program {program!r}, which is not installed{hint}"
@@ -230,9 +287,10 @@ def _from_plugin(
         raise ClusterError(sentence) from error
     except (ValueError, KeyError, TypeError) as error:
         raise ClusterError(f"{program} must print an ExecCredential") from error
-    headers = {"Authorization": f"Bearer {status['token']}"} if status.get("token") else {}
+    token = str(status.get("token") or "").strip()
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
     pair = status.get("clientCertificateData"), status.get("clientKeyData")
-    return headers, (pair[0].encode(), pair[1].encode()) if all(pair) else None
+    return headers, (str(pair[0]).encode(), str(pair[1]).encode()) if all(pair) else None
 
 
 def _tls(cluster: Mapping[str, Any], certificate: tuple[bytes, bytes] | None) -> ssl.SSLContext:
