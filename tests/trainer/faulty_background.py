@@ -1,7 +1,7 @@
 """The process that writes checkpoints, on a volume that a test controls.
 
 A file beside the run's directory says what a write does: `EIO`, `ENOSPC` … fail, `stall` waits
-until the file is gone, and `die` ends the process and removes the file.
+until the file is gone, `die` ends the process and removes the file, and `die always` keeps it.
 """
 
 import errno
@@ -21,8 +21,9 @@ def put(self: PendingFolder, file: str, parts: Any) -> Any:
     """Write a file, as far as the test permits."""
     while CONTROL.exists():
         fault = CONTROL.read_text()
-        if fault == "die":
-            CONTROL.unlink()
+        if fault.startswith("die"):
+            if fault == "die":
+                CONTROL.unlink()
             os._exit(9)
         if fault != "stall":
             code = getattr(errno, fault)

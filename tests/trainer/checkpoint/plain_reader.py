@@ -20,7 +20,7 @@ Parts = tuple[str, tuple[int, ...], dict[int, bytes]]
 
 SIZES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1,
          "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1, "C64": 8,
-         "F8_E4M3": 1, "F8_E5M2": 1}  # fmt: skip
+         "F8_E4M3": 1, "F8_E5M2": 1, "F8_E4M3FNUZ": 1, "F8_E5M2FNUZ": 1}  # fmt: skip
 """Bytes of a number, by type."""
 ARRAYS = {"F64": "<f8", "F32": "<f4", "I64": "<i8", "I32": "<i4", "I16": "<i2", "U8": "u1"}
 """Types of numpy, by type."""
@@ -44,7 +44,7 @@ def read_checkpoint(folder: Path) -> dict[str, Any]:
     kinds: dict[str, dict[str, Parts]] = {}
     for file in manifest["files"]:
         if file.endswith(".safetensors"):
-            kind = re.sub(r"(-\d{5}-of-\d{5})?\.safetensors", "", file)
+            kind = re.sub(r"(-\d{5,}-of-\d{5,})?\.safetensors", "", file)
             for tensor, (dtype, shape, begin, data) in read_file(folder / file).items():
                 parts = kinds.setdefault(kind, {}).setdefault(tensor, (dtype, shape, {}))
                 assert parts[:2] == (dtype, shape)

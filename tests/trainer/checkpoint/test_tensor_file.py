@@ -8,8 +8,12 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from ddp_trainer.checkpoint.format import MODEL
+from ddp_trainer.checkpoint.header import TYPES
+from ddp_trainer.checkpoint.parts import stored_tensors
 from ddp_trainer.checkpoint.store.base import Entry
 from ddp_trainer.checkpoint.store.directory import PendingFolder
+from ddp_trainer.checkpoint.stream import read_stored
 from ddp_trainer.checkpoint.tensor_file import _TYPES, tensor_parts
 from ddp_trainer.errors import InputError
 
@@ -38,6 +42,23 @@ def test_all_types_come_back_with_the_same_bits(tmp_path: Path) -> None:
         assert bits(found[name]) == bits(tensor), name
     content = (tmp_path / "file").read_bytes()
     assert entry == {"bytes": len(content), "crc32": f"{zlib.crc32(content):08x}"}
+
+
+def test_reader_knows_the_types_of_the_writer() -> None:
+    assert {str(t).removeprefix("torch."): name for t, name in _TYPES.items()} == {
+        t: name for name, t in TYPES.items()
+    }
+
+
+def test_own_reader_returns_the_same_bits_for_all_types(tmp_path: Path) -> None:
+    given = of_all_types()
+    write_tensors(tmp_path / MODEL, given)
+    found = {
+        stored.name: read_stored(stored) for stored in stored_tensors(tmp_path, MODEL, [MODEL])
+    }
+    for name, tensor in given.items():
+        assert (found[name].dtype, found[name].shape) == (tensor.dtype, tensor.shape), name
+        assert bits(found[name]) == bits(tensor), name
 
 
 def test_all_layouts_come_back_with_the_same_bits(tmp_path: Path) -> None:

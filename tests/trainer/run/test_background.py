@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from ddp_trainer.checkpoint import background
+from ddp_trainer.checkpoint import format as checkpoint_format
 from ddp_trainer.checkpoint.format import names_in
+from ddp_trainer.errors import InputError
 from ddp_trainer.run.saving import save
 from tests.trainer.rank_processes import Gang, Launcher
 from tests.trainer.run.test_resume import final_bytes
@@ -101,6 +103,30 @@ def test_process_that_dies_is_replaced_and_its_checkpoint_is_written(
         " it"
     )
     assert saved(gang) == committed(tmp_path) == [6, 12]
+
+
+@pytest.mark.slow
+def test_required_checkpoint_replaces_one_whose_process_always_dies(
+    launcher: Launcher, tmp_path: Path
+) -> None:
+    gang = start(launcher, tmp_path, "--checkpoint.every_steps=3", fault="die always")
+    gang.wait_until(lambda: any("left out" in text for text in warnings(gang)))
+    gang.signal(1, signal.SIGTERM)
+    assert gang.wait() == [85, 85], gang.err(0)
+    assert any("the checkpoint of step 3 is given up" in text for text in warnings(gang))
+    assert sum("exit code 9" in text for text in warnings(gang)) == 2
+    (step,) = saved(gang)
+    assert step == gang.events("stop")[0]["steps"]
+    assert committed(tmp_path) == [step]
+
+
+def test_document_that_is_too_large_ends_the_run_before_the_process_gets_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint_format, "LARGEST_DOCUMENT", 100)
+    checkpoint = {"directory": str(tmp_path), "every_steps": 2, "background": True}
+    with pytest.raises(InputError, match="the state that is not tensors has"):
+        trained(global_batch=10, max_steps=6, checkpoint=checkpoint)
 
 
 def saves_of(directory: Path, capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:

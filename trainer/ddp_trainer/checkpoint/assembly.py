@@ -13,17 +13,17 @@ The module does not import torch, so that a process without it can write.
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from ddp_trainer.checkpoint.format import (
-    LARGEST_MANIFEST,
+    LARGEST_RECORD,
     PENDING,
     BrokenCheckpointError,
     CheckpointName,
     json_bytes,
-    manifest_of,
+    manifest_bytes,
     part_name,
     read_json,
 )
@@ -34,6 +34,8 @@ from ddp_trainer.checkpoint.store.directory import DirectoryStore
 Claim = Mapping[str, Any]
 """Identity of a save: the claim of its attempt (`checkpoint.fence`), and `save`, a random text."""
 _MARK = "save.json"
+_BLOCK_BYTES = 512
+"""Bytes of a block in the status of a file, on any volume."""
 
 
 def begin(
@@ -117,6 +119,30 @@ def has_part(run_directory: Path, name: CheckpointName, number: int, claim: Clai
     return isinstance(receipt, dict) and receipt.get("claim") == dict(claim)
 
 
+def held_bytes(
+    run_directory: Path, name: CheckpointName, files: Collection[str] | None = None
+) -> int:
+    """Return the bytes that files of a pending checkpoint use on the volume, without holes.
+
+    Args:
+        run_directory: The run's directory.
+        name: Step and attempt.
+        files: Names of the files that count. None for all files.
+
+    Raises:
+        OSError: If the volume fails. A checkpoint that is not begun uses no bytes.
+    """
+    try:
+        with os.scandir(run_directory / (str(name) + PENDING)) as entries:
+            return _BLOCK_BYTES * sum(
+                entry.stat(follow_symlinks=False).st_blocks
+                for entry in entries
+                if files is None or entry.name in files
+            )
+    except FileNotFoundError:
+        return 0
+
+
 def finish(
     run_directory: Path,
     name: CheckpointName,
@@ -138,6 +164,7 @@ def finish(
             attempt no longer owns the directory.
 
     Raises:
+        InputError: If the checkpoint has too many files, or a document is too large.
         OSError: If the volume fails, or a part is missing.
     """
     with DirectoryStore(run_directory).joined(str(name)) as pending:
@@ -145,7 +172,7 @@ def finish(
         for file, document in documents.items():
             (pending.folder / file).unlink(missing_ok=True)
             files[file] = pending.put(file, [json_bytes(document)])
-        manifest = json_bytes(manifest_of(name, files))
+        manifest = manifest_bytes(name, files)
         pending.commit(manifest, may_commit, without=[_MARK, *map(_receipt, range(1, parts + 1))])
 
 
@@ -183,6 +210,6 @@ def _receipts(folder: Path, parts: int, claim: Claim) -> dict[str, Entry]:
 def _read(path: Path) -> Any:
     """Return a JSON document, or None if it is missing or damaged."""
     try:
-        return read_json(path, LARGEST_MANIFEST)
+        return read_json(path, LARGEST_RECORD)
     except BrokenCheckpointError:
         return None

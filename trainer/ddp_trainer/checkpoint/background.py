@@ -8,8 +8,10 @@ saves.
 """
 
 import contextlib
+import errno
 import fcntl
 import json
+import math
 import os
 import subprocess
 import sys
@@ -30,10 +32,14 @@ SLOW_SECONDS = 5.0
 auto` writes the next ones in the background, too."""
 START_SECONDS = 60.0
 """Seconds within which the process must start."""
+RESTART_SECONDS = 5.0
+"""Minimum seconds between two restarts of the process."""
 RESERVE_BYTES = 64 << 20
 """Memory that slots must leave free below the container's limit, in bytes."""
 _COMMAND = [sys.executable, "-m", "ddp_trainer.checkpoint.background_process"]
 _PIPE_BYTES = 1 << 20
+_OUT = frozenset({"done", "fenced"})
+"""States of a save that no process writes any more."""
 IDLE, BUSY, TROUBLED = range(3)
 """States of a process: nothing to write, writing, or failing and trying again."""
 
@@ -101,9 +107,20 @@ class BackgroundProcess:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
+        """The newest process. None after its end, until it is started again."""
+        self._reader: threading.Thread | None = None
         self._job: SaveOrder | None = None
         self._status = Status("")
+        self._has_reported = False
+        """Whether the newest process has sent a status of the save."""
         self._progress_at = 0.0
+        self._most_bytes = 0
+        """Largest number of bytes of the save that a process has written in one try."""
+        self._failures = 0
+        """Number of processes that have ended, or did not start, since the save made progress."""
+        self._failure = ""
+        """What happened to the newest of them, as a sentence without its subject."""
+        self._restarted_at = -math.inf
         self.started = 0.0
         """Value of `time.monotonic()` when the newest save began."""
         self._announced: set[str] = set()
@@ -114,37 +131,58 @@ class BackgroundProcess:
         Raises:
             OSError: If the process cannot be started.
         """
-        self._job, self._announced = job, set()
-        self.started = time.monotonic()
+        self._announced, self._failures = set(), 0
+        self._status, self._most_bytes = Status(job.claim["save"], "starting"), 0
+        self.started = self._progress_at = time.monotonic()
         self._send(job)
+        self._job = job
 
     def _send(self, job: SaveOrder) -> None:
-        self._status = Status(job.claim["save"], "starting")
-        self._progress_at = time.monotonic()
+        self._has_reported = False
         if self._process is None or self._process.poll() is not None:
-            self._process = subprocess.Popen(
-                [*_COMMAND, str(os.getpid())],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            with contextlib.suppress(OSError):  # So that no write waits for a process that starts.
-                fcntl.fcntl(self._process.stdin or -1, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
-            threading.Thread(target=self._read, args=(self._process,), daemon=True).start()
-        stream = self._process.stdin
+            self._spawn()
+        stream = None if self._process is None else self._process.stdin
         if stream is None:
             raise BrokenPipeError("the process has no standard input")
         stream.write(job.model_dump_json() + "\n")
         stream.flush()
 
+    def _spawn(self) -> None:
+        process = subprocess.Popen(
+            [*_COMMAND, str(os.getpid())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        with contextlib.suppress(OSError):  # So that no write waits for a process that starts.
+            fcntl.fcntl(process.stdin or -1, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+        self._reader = threading.Thread(target=self._read, args=(process,), daemon=True)
+        try:
+            self._reader.start()
+        except RuntimeError as error:  # Threads have the same limit as processes.
+            process.kill()
+            raise OSError(errno.EAGAIN, str(error)) from error
+        self._process = process
+
     def _read(self, process: "subprocess.Popen[str]") -> None:
         stream: IO[str] | None = process.stdout
         for line in stream or ():
-            status = Status(**json.loads(line))
-            if status.save == self._status.save:
-                if status.state != "waiting" or self._status.state != "waiting":
-                    self._progress_at = time.monotonic()
-                self._status = status
+            with contextlib.suppress(ValueError, TypeError):  # A killed process may cut a line.
+                self._receive(Status(**json.loads(line)))
+
+    def _receive(self, status: Status) -> None:
+        """Record a status. After a failure only more bytes than ever before count as progress.
+
+        Otherwise a process that always fails would look like one that makes progress.
+        """
+        if status.save != self._status.save:
+            return
+        if status.bytes > self._most_bytes:
+            self._most_bytes, self._failures = status.bytes, 0
+        is_waiting = status.state == self._status.state == "waiting"
+        if not self._failures and not is_waiting:
+            self._progress_at = time.monotonic()
+        self._status, self._has_reported = status, True
 
     @property
     def job(self) -> SaveOrder | None:
@@ -159,39 +197,44 @@ class BackgroundProcess:
 
     def _trouble(self) -> str:
         """Return what keeps the save from progress, or an empty text."""
+        if self._status.state in _OUT:
+            return ""
+        if self._process is None or self._failures > 1:
+            return f"the process that writes it {self._failure}"
         if self._status.state == "failed":
             return self._status.error
         silent = time.monotonic() - self._progress_at
-        if self._status.state == "starting":
+        if not self._has_reported:
             return "" if silent < START_SECONDS else "the process that writes it does not start"
         if silent < STALL_SECONDS:
             return ""
         if self._status.state == "waiting":
             return self._status.error
+        if self._failures:
+            return f"its process {self._failure}, and a new one has not written more yet"
         return f"the volume has not answered for {STALL_SECONDS:.0f} s"
 
     def finished(self) -> Status | None:
         """Return the last status of a save that is out, once; None if there is none."""
-        if self._job is None or self._status.state not in {"done", "fenced"}:
+        if self._job is None or self._status.state not in _OUT:
             return None
         self._job = None
         return self._status
 
     def warning(self) -> str | None:
-        """Return a sentence about a new problem, once. Start the process again if it has ended.
-
-        Raises:
-            OSError: If the process cannot be started again.
-        """
-        if self._job is None or self._status.state in {"done", "fenced"}:
+        """Return a sentence about a new problem, once. Start the process again if it has ended."""
+        if self._job is None:
             return None
-        code = None if self._process is None else self._process.poll()
-        if code is not None:
-            self._send(self._job)
-            return (
-                f"the process that writes {self._job.name} ended with exit code {code}; a new one"
-                " writes it"
-            )
+        self._note_end()
+        if self._status.state in _OUT:
+            return None
+        is_due = time.monotonic() - self._restarted_at >= RESTART_SECONDS
+        if self._process is None and is_due:
+            self._restart(self._job)
+            if self._failures == 1:
+                return (
+                    f"the process that writes {self._job.name} {self._failure}; a new one writes it"
+                )
         trouble = self._trouble()
         if not trouble or trouble in self._announced:
             return None
@@ -200,6 +243,30 @@ class BackgroundProcess:
             f"{self._job.name} is not written to {self._job.directory} yet: {trouble}; training"
             " continues, and the write is tried again"
         )
+
+    def _note_end(self) -> None:
+        """Record that the process has ended, after its last status is read."""
+        process, reader = self._process, self._reader
+        code = None if process is None else process.poll()
+        if process is None or code is None or (reader is not None and reader.is_alive()):
+            return
+        for stream in (process.stdin, process.stdout):
+            with contextlib.suppress(OSError):  # It did not read all that it was sent.
+                stream.close() if stream is not None else None
+        self._process = None
+        self._failures += 1
+        self._failure = f"ended with exit code {code}"
+
+    def _restart(self, job: SaveOrder) -> None:
+        """Start the process again."""
+        self._restarted_at = time.monotonic()
+        try:
+            self._send(job)
+        except BrokenPipeError:
+            pass  # It has ended already, which `_note_end` records.
+        except OSError as error:
+            self._failures += 1
+            self._failure = f"cannot be started: {error}"
 
     def cancel(self) -> None:
         """End the process. Its save is not written."""

@@ -10,12 +10,14 @@ Standard input has one save per line, as JSON (`SaveOrder`). Each line on standa
 After an error of the volume the process tries again, as long as it takes. It ends with its parent.
 """
 
+import contextlib
 import json
 import os
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import chain, repeat
@@ -26,10 +28,10 @@ from pydantic import BaseModel
 
 from ddp_trainer.checkpoint import assembly, retention
 from ddp_trainer.checkpoint.fence import Fence
-from ddp_trainer.checkpoint.format import CheckpointName
+from ddp_trainer.checkpoint.format import CheckpointName, part_name
 from ddp_trainer.checkpoint.remote.copying import Pace, RateLimit
 from ddp_trainer.config import CheckpointConfig
-from ddp_trainer.errors import FencedError
+from ddp_trainer.errors import FencedError, ReportedError
 from ddp_wire.processes import end_with_parent
 
 RETRY_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
@@ -104,7 +106,7 @@ class Writer:
         self._pace: Pace = RateLimit(job.rate)
 
     def run(self) -> None:
-        """Write the save, and try again after errors of the volume."""
+        """Write the save, and try again after errors."""
         waits = chain(RETRY_SECONDS, repeat(RETRY_SECONDS[-1]))
         while not self._has_written():
             time.sleep(next(waits))
@@ -115,7 +117,7 @@ class Writer:
             self._write()
         except FencedError as error:
             self._report("fenced", error=str(error))
-        except OSError as error:
+        except (OSError, ReportedError) as error:
             self._report("failed", error=str(error))
             return False
         return True
@@ -126,26 +128,34 @@ class Writer:
         self._status.bytes = 0
         self._report("writing")
         if not assembly.is_committed(*place):
-            slots = [SharedCopy(pid, descriptor) for pid, descriptor in job.slots]
-            self._check_space(sum(slot.size for slot in slots))
+            with contextlib.ExitStack() as stack:  # Closes the slots of a failed try, too.
+                opened = (closing(SharedCopy(*each)) for each in job.slots)
+                self._write_parts([stack.enter_context(each) for each in opened], fence)
             if job.lead is not None:
-                assembly.begin(*place, job.claim, fence.check)
-            begun = partial(assembly.has_begun, *place, job.claim)
-            self._wait(begun, "the node of rank 0 has not begun the checkpoint")
-            for slot in slots:
-                files = {file: self._content(slot, *span) for file, span in slot.files.items()}
-                assembly.write_part(*place, (slot.number, job.parts), job.claim, files)
-                slot.close()
-            if job.lead is not None:
-                for number in range(1, job.parts + 1):
-                    missing = f"part {number} of {job.parts} has not come from its node"
-                    self._wait(partial(assembly.has_part, *place, number, job.claim), missing)
-                assembly.finish(
-                    *place, job.parts, job.claim, job.lead.documents, may_commit=fence.check
-                )
+                self._finish(job.lead, fence)
         known = self._delete_old(job.lead, fence) if job.lead else None
-        at = (self._directory / job.name).stat().st_mtime if job.lead else 0.0
+        at = time.time() if job.lead else 0.0  # It is committed, so no error may follow.
         self._report("done", known=known, at=at)
+
+    def _write_parts(self, slots: "list[SharedCopy]", fence: Fence) -> None:
+        """Write the parts of this node. On the node of rank 0 also begin the checkpoint."""
+        job, place = self._job, (self._directory, self._name)
+        self._check_space(slots)
+        if job.lead is not None:
+            assembly.begin(*place, job.claim, fence.check)
+        begun = partial(assembly.has_begun, *place, job.claim)
+        self._wait(begun, "the node of rank 0 has not begun the checkpoint")
+        for slot in slots:
+            files = {file: self._content(slot, *span) for file, span in slot.files.items()}
+            assembly.write_part(*place, (slot.number, job.parts), job.claim, files)
+
+    def _finish(self, lead: Lead, fence: Fence) -> None:
+        """Commit the checkpoint when all nodes have written their parts."""
+        job, place = self._job, (self._directory, self._name)
+        for number in range(1, job.parts + 1):
+            missing = f"part {number} of {job.parts} has not come from its node"
+            self._wait(partial(assembly.has_part, *place, number, job.claim), missing)
+        assembly.finish(*place, job.parts, job.claim, lead.documents, may_commit=fence.check)
 
     def _delete_old(self, lead: Lead, fence: Fence) -> list[str]:
         """Delete the checkpoints that no policy keeps. Return the names of those that remain."""
@@ -162,11 +172,21 @@ class Writer:
             left = known  # The next save tries again.
         return [str(name) for name in left]
 
-    def _check_space(self, own: int) -> None:
-        """Raise an error if the volume has too little space, before anything is written."""
-        needed = max(own, self._job.lead.total_bytes if self._job.lead else 0) + _RESERVE_BYTES
+    def _check_space(self, slots: "list[SharedCopy]") -> None:
+        """Raise an error if the volume has too little space for what is not written yet.
+
+        A retry keeps, or replaces, the files of earlier tries. So it does not need their space
+        again.
+        """
+        job, total = self._job, sum(slot.size for slot in slots)
+        own = {part_name(file, slot.number, job.parts) for slot in slots for file in slot.files}
         status = os.statvfs(self._directory)
         free = status.f_bavail * status.f_frsize
+        # The lead checks for all nodes, so the files of all parts count.
+        files = own if job.lead is None else None
+        held = assembly.held_bytes(self._directory, self._name, files)
+        total = total if job.lead is None else max(total, job.lead.total_bytes)
+        needed = max(0, total - held) + _RESERVE_BYTES
         if free < needed:
             raise OSError(
                 f"the checkpoint needs {needed / 2**20:,.0f} MiB, and the volume has only"

@@ -25,7 +25,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ddp_trainer.checkpoint.format import LARGEST_MANIFEST, BrokenCheckpointError, read_json
+from ddp_trainer.checkpoint.format import LARGEST_RECORD, BrokenCheckpointError, read_json
 from ddp_trainer.checkpoint.store.directory import replace_json
 from ddp_trainer.errors import FencedError
 
@@ -134,7 +134,7 @@ def holder(directory: Path) -> Claim | None:
         OSError: If the volume fails.
     """
     try:
-        held = read_json(directory / FENCE, LARGEST_MANIFEST)
+        held = read_json(directory / FENCE, LARGEST_RECORD)
     except BrokenCheckpointError:
         return None
     return parse_claim(held)

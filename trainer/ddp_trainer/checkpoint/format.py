@@ -65,12 +65,14 @@ folder."""
 _NAME = re.compile(r"step-(\d{8,})\.attempt-(\d+)(\.tmp|\.broken)?")
 FILE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,254}")
 """Pattern of file names that a manifest may list. No path may lead out of the checkpoint."""
-_PART = re.compile(r"([a-z]+)-(\d{5})-of-(\d{5})(\.safetensors)")
+_PART = re.compile(r"([a-z]+)-(\d{5,})-of-(\d{5,})(\.safetensors)")
 _CHUNK = 1 << 22
 _SHOWN = 40
 """Maximum number of characters of an unknown format version in a message."""
-LARGEST_MANIFEST = 1 << 20
-"""Maximum size of a manifest and of the fence file, in bytes."""
+LARGEST_MANIFEST = 1 << 26
+"""Maximum size of a manifest, in bytes. It has about 93 bytes for each file in parts."""
+LARGEST_RECORD = 1 << 20
+"""Maximum size of a JSON document that describes a single process or part, in bytes."""
 LARGEST_DOCUMENT = 1 << 28
 """Maximum size of any other JSON document, in bytes. A file without a limit could make a start
 allocate all memory."""
@@ -164,7 +166,27 @@ def write_manifest(directory: Path, name: CheckpointName) -> None:
         path.name: {"bytes": path.stat().st_size, "crc32": crc32_of(path)}
         for path in sorted(directory.iterdir())
     }
-    write_json(directory / MANIFEST, manifest_of(name, files))
+    _write_new(directory / MANIFEST, manifest_bytes(name, files))
+
+
+def manifest_bytes(name: CheckpointName, files: Mapping[str, Entry]) -> bytes:
+    """Return the content of the manifest of a checkpoint.
+
+    Args:
+        name: Step and attempt.
+        files: Entry of each file.
+
+    Raises:
+        InputError: If it is too large to be read again.
+    """
+    data = json.dumps(manifest_of(name, files), indent=1).encode()
+    if len(data) > LARGEST_MANIFEST:
+        raise InputError(
+            f"checkpoint: the manifest of {len(files):,} files would have {len(data):,} bytes, and"
+            f" at most {LARGEST_MANIFEST:,} are possible; use fewer ranks, so that fewer of them"
+            " write a part"
+        )
+    return data
 
 
 def manifest_of(name: CheckpointName, files: Mapping[str, Entry]) -> dict[str, Any]:
@@ -289,7 +311,12 @@ def json_bytes(document: Any) -> bytes:
 
 def write_json(path: Path, document: Any) -> None:
     """Write a JSON document to a new file, and flush the file to the volume."""
+    _write_new(path, json_bytes(document))
+
+
+def _write_new(path: Path, content: bytes) -> None:
+    """Write a new file, and flush it to the volume."""
     with path.open("xb") as file:
-        file.write(json_bytes(document))
+        file.write(content)
         file.flush()
         os.fsync(file.fileno())

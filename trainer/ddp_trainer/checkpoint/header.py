@@ -20,11 +20,14 @@ _METADATA = "__metadata__"
 TYPES = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16",
     "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "C64": "complex64",
+    "F8_E4M3FNUZ": "float8_e4m3fnuz", "F8_E5M2FNUZ": "float8_e5m2fnuz",
     "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8",
     "U64": "uint64", "U32": "uint32", "U16": "uint16", "U8": "uint8", "BOOL": "bool",
 }  # fmt: skip
 """Names of the types in torch, by their names in the file."""
-_BYTES = {"F8_E4M3": 1, "F8_E5M2": 1, "BF16": 2, "BOOL": 1}
+_BYTES = {
+    "F8_E4M3": 1, "F8_E5M2": 1, "F8_E4M3FNUZ": 1, "F8_E5M2FNUZ": 1, "BF16": 2, "BOOL": 1,
+}  # fmt: skip
 """Bytes of a number, for types whose name does not state its bits."""
 
 

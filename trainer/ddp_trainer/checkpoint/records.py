@@ -32,7 +32,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ddp_trainer.checkpoint.contents import verify_contents
 from ddp_trainer.checkpoint.format import (
-    LARGEST_MANIFEST,
+    LARGEST_RECORD,
     STATE,
     BrokenCheckpointError,
     CheckpointName,
@@ -206,7 +206,7 @@ def described(path: Path, name: PartName) -> Part:
         OSError: If it cannot be read.
     """
     try:
-        part = Part.model_validate(read_json(path / PART_FILE, LARGEST_MANIFEST))
+        part = Part.model_validate(read_json(path / PART_FILE, LARGEST_RECORD))
     except ValidationError as error:
         raise BrokenCheckpointError(f"{PART_FILE} is damaged") from error
     if part.name != name:

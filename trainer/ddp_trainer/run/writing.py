@@ -24,7 +24,7 @@ from ddp_trainer.checkpoint import background
 from ddp_trainer.checkpoint.background_process import SaveOrder
 from ddp_trainer.checkpoint.division import Pieces, holding, pieces_of, quotas
 from ddp_trainer.checkpoint.division import writers as choose_writers
-from ddp_trainer.checkpoint.format import CheckpointName
+from ddp_trainer.checkpoint.format import CheckpointName, json_bytes
 from ddp_trainer.checkpoint.snapshot import Checkpoint, Snapshot
 from ddp_trainer.checkpoint.volume import volume_error
 from ddp_trainer.errors import FencedError, ReportedError
@@ -217,6 +217,9 @@ def _hand_over(run: Run, plan: _Plan, state: SavedState, start: float) -> bool:
     Returns:
         Whether the save is in the hands of the processes, or exists. Otherwise a warning says why
         training must wait for the write.
+
+    Raises:
+        InputError: On every rank, if the checkpoint would contain what cannot be read again.
     """
     ranks, device, slot = run.ranks, run.learner.device, run.background.slot
     save = _begin_save(run)
@@ -245,6 +248,8 @@ def _hand_over(run: Run, plan: _Plan, state: SavedState, start: float) -> bool:
             return
         checkpoint = Checkpoint(state, plan.own)
         lead = run.checkpoints.lead(checkpoint, plan.total) if ranks.is_first else None
+        for document in lead.documents.values() if lead else ():
+            json_bytes(document)  # One that is too large ends the run now, not in the process.
         job = SaveOrder(
             directory=str(run.config.checkpoint.directory),
             name=str(CheckpointName(run.position.step, run.attempt)),
@@ -289,10 +294,7 @@ def poll(run: Run) -> None:
         return
     done = process.finished()
     if done is None:
-        try:
-            warning = process.warning()
-        except OSError as error:
-            warning = f"the process that writes checkpoints cannot be started: {error}"
+        warning = process.warning()
         if warning is not None:
             run.report.warn(warning)
         return

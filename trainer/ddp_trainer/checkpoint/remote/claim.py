@@ -8,7 +8,7 @@ import contextlib
 import json
 
 from ddp_trainer.checkpoint.fence import FENCE, Claim, parse_claim, yields_to
-from ddp_trainer.checkpoint.format import LARGEST_MANIFEST, json_bytes
+from ddp_trainer.checkpoint.format import LARGEST_RECORD, json_bytes
 from ddp_trainer.checkpoint.remote.objects import ObjectStore
 from ddp_trainer.errors import FencedError
 
@@ -63,5 +63,5 @@ class StoreClaim:
 
     def _held(self) -> Claim | None:
         with contextlib.suppress(FileNotFoundError, ValueError, RecursionError):
-            return parse_claim(json.loads(self._store.read_small(FENCE, LARGEST_MANIFEST)))
+            return parse_claim(json.loads(self._store.read_small(FENCE, LARGEST_RECORD)))
         return None
