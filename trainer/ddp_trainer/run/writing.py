@@ -246,19 +246,7 @@ def _hand_over(run: Run, plan: _Plan, state: SavedState, start: float) -> bool:
         own = [places[rank] for rank in node if rank in plan.writers]
         if not own and not ranks.is_first:
             return
-        checkpoint = Checkpoint(state, plan.own)
-        lead = run.checkpoints.lead(checkpoint, plan.total) if ranks.is_first else None
-        for document in lead.documents.values() if lead else ():
-            json_bytes(document)  # One that is too large ends the run now, not in the process.
-        job = SaveOrder(
-            directory=str(run.config.checkpoint.directory),
-            name=str(CheckpointName(run.position.step, run.attempt)),
-            parts=len(plan.writers),
-            claim=run.checkpoints.identity(save),
-            slots=own,
-            rate=_rate(run),
-            lead=lead,
-        )
+        job = _order(run, plan, state, save, own)
         run.background.blocked = time.monotonic() - start
         run.background.step = run.position.step
         run.background.process.start(job)
@@ -272,6 +260,29 @@ def _hand_over(run: Run, plan: _Plan, state: SavedState, start: float) -> bool:
         f" be written in the background: {failure}"
     )
     return False
+
+
+def _order(
+    run: Run, plan: _Plan, state: SavedState, save: str, slots: list[tuple[int, int]]
+) -> SaveOrder:
+    """Return the order for the process that writes a save.
+
+    Raises:
+        InputError: If the checkpoint would contain what cannot be read again.
+    """
+    checkpoint = Checkpoint(state, plan.own)
+    lead = run.checkpoints.lead(checkpoint, plan.total) if run.ranks.is_first else None
+    for document in lead.documents.values() if lead else ():
+        json_bytes(document)  # One that is too large ends the run now, not in the process.
+    return SaveOrder(
+        directory=str(run.config.checkpoint.directory),
+        name=str(CheckpointName(run.position.step, run.attempt)),
+        parts=len(plan.writers),
+        claim=run.checkpoints.identity(save),
+        slots=slots,
+        rate=_rate(run),
+        lead=lead,
+    )
 
 
 def _local(run: Run) -> int:
