@@ -1,7 +1,9 @@
 """State that a script keeps in the agent's memory, with the script of its page."""
 
+import os
 import re
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -277,3 +279,47 @@ def test_several_ranks_without_a_process_group_get_nothing(
         monkeypatch.setenv(name, str(value))
     assert report.kept() is None
     assert "kept must be called after init_process_group" in capsys.readouterr().err
+
+
+def test_keep_ends_although_a_forked_process_lives(memory: Path) -> None:
+    del memory
+    state = {"w": torch.zeros(1)}
+    with report.keep(lambda: state, 7):
+        child = os.fork()
+        if child == 0:
+            signal.pause()
+            os._exit(0)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+
+
+def test_sigterm_during_the_write_does_not_lose_the_state(memory: Path) -> None:
+    def state() -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)  # As torchrun does when another rank has failed.
+        time.sleep(0)  # The handler runs between two instructions.
+        return STATE
+
+    def script() -> None:
+        with report.keep(state, 7):
+            with report.update(8):
+                pass
+            raise RuntimeError("connection closed by peer")
+
+    with pytest.raises(RuntimeError, match="peer"):
+        script()
+    del memory
+    found = report.kept()
+    assert found is not None
+    assert found[0] == 8
+
+
+def test_update_within_an_update_is_refused_and_keeps_nothing(memory: Path) -> None:
+    del memory
+    with (
+        pytest.raises(RuntimeError, match="only one update context"),
+        report.keep(lambda: STATE, 7),
+        report.update(8),
+        report.update(9),
+    ):
+        pass
+    assert report.kept() is None

@@ -28,6 +28,10 @@ class RankPhase(StrEnum):
     DONE = "Done"
 
 
+METRICS = 32
+"""Maximum number of metrics that an agent passes on, because tasks and scripts choose them."""
+METRIC_NAME_CHARACTERS = 128
+"""Maximum length of their names."""
 LOSS_PARTS = 16
 """Maximum number of named parts of a loss."""
 
@@ -58,7 +62,7 @@ class Progress(WireModel):
     """Samples per second over all ranks since the last report."""
     eta_seconds: Number | None = None
     metrics: dict[Text, float] = Field(default_factory=dict)
-    """Results of the newest evaluation, by metric name."""
+    """Results of the newest evaluation, by metric name. An agent passes on the first `METRICS`."""
     learning_rate: float | None = None
     grad_norm: float | None = None
     """Norm of the newest gradient. None if the trainer does not measure it."""

@@ -17,12 +17,14 @@ from ddp_operator.api.status import (
 )
 from ddp_operator.reconcile.escalation import has_saved
 from ddp_operator.reconcile.world import World
-from ddp_wire.messages import AgentStatus, Progress, Straggler
+from ddp_wire.messages import (
+    METRIC_NAME_CHARACTERS,
+    METRICS,
+    AgentStatus,
+    Progress,
+    Straggler,
+)
 
-METRICS = 32
-"""Maximum number of metrics in the status."""
-
-METRIC_NAME_CHARACTERS = 128
 _LONGEST_INTERVAL = 31_536_000
 """Maximum interval of checkpoints in seconds, because an agent may report any number."""
 _LARGEST_RATE = 1e15

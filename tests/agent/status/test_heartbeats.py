@@ -11,7 +11,7 @@ from ddp_agent.status.heartbeats import all_joined, all_spawned, read_heartbeats
 from ddp_agent.status_writer import StatusWriter
 from ddp_wire.activity import ActivityWriter
 from ddp_wire.contract import Env
-from ddp_wire.messages import AgentPhase, CheckpointInfo, Heartbeat, Progress, RankPhase
+from ddp_wire.messages import METRICS, AgentPhase, CheckpointInfo, Heartbeat, Progress, RankPhase
 from tests.agent.support import config, heartbeat, members
 
 
@@ -35,6 +35,15 @@ def test_heartbeat_file_keeps_all_fields(tmp_path: Path) -> None:
     write(tmp_path, written)
     (read,) = read_heartbeats(tmp_path, 1)
     assert read.model_dump(exclude={"times"}) == written.model_dump()
+
+
+def test_status_of_a_script_with_thousands_of_metrics_stays_readable(tmp_path: Path) -> None:
+    many = {f"norm of layer {n} {'x' * 300}": float(n) for n in range(5000)}
+    write(tmp_path, heartbeat(progress=Progress(step=7, metrics=many)))
+    (read,) = read_heartbeats(tmp_path, 1)
+    assert read.progress is not None
+    assert list(read.progress.metrics.values()) == [float(n) for n in range(METRICS)]
+    assert len(read.to_json()) < 10_000
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,20 @@ Process: agent (loop) and launcher.
 import logging
 import time
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from ddp_wire.activity import ActivityRecord, read_activities
-from ddp_wire.messages import Heartbeat, LocalHeartbeat, RankPhase, Timeline
+from ddp_wire.messages import (
+    METRIC_NAME_CHARACTERS,
+    METRICS,
+    Heartbeat,
+    LocalHeartbeat,
+    RankPhase,
+    Timeline,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -26,8 +34,22 @@ def read_heartbeats(directory: Path, attempt: int) -> list[LocalHeartbeat]:
             _log.debug("ignoring the unreadable heartbeat %s: %s", path, error)
             continue
         if heartbeat.attempt == attempt:
-            found.append(_with_record(heartbeat, records.get(heartbeat.local_rank)))
+            found.append(_with_record(_bounded(heartbeat), records.get(heartbeat.local_rank)))
     return sorted(found, key=lambda heartbeat: heartbeat.local_rank)
+
+
+def _bounded(heartbeat: LocalHeartbeat) -> LocalHeartbeat:
+    """Return the heartbeat with the first metrics only, and with the starts of their names.
+
+    Thousands would make the status so large that the operator refuses to read it.
+    """
+    progress = heartbeat.progress
+    if progress is None or not progress.metrics:
+        return heartbeat
+    named = islice(progress.metrics.items(), METRICS)
+    first = {name[:METRIC_NAME_CHARACTERS]: value for name, value in named}
+    shown = progress.model_copy(update={"metrics": first})
+    return heartbeat.model_copy(update={"progress": shown})
 
 
 def _with_record(heartbeat: LocalHeartbeat, record: ActivityRecord | None) -> LocalHeartbeat:

@@ -16,6 +16,7 @@ from ddp_wire.exposition import Samples
 from ddp_wire.families import UPDATE_SECONDS_BUCKETS, Family, Kind
 from ddp_wire.messages import (
     LOSS_PARTS,
+    METRICS,
     AgentStatus,
     Heartbeat,
     LocalHeartbeat,
@@ -27,8 +28,6 @@ _JOB = ("ddpjob",)
 _NODE = ("ddpjob", "node_index")
 _RANK = ("ddpjob", "rank")
 _GPU = ("ddpjob", "node_index", "gpu")
-_MOST_METRICS = 32
-"""Maximum number of evaluation metrics, because the task chooses their names."""
 _LONGEST_NAME = 64
 
 INFO = Family(
@@ -267,7 +266,7 @@ def _add_progress(samples: Samples, job: str, progress: Progress) -> None:
     samples.add(CHECKPOINT_UNWRITTEN, progress.checkpoint_unwritten_seconds, job)
     samples.add(MIRROR_STEP, progress.mirror_step, job)
     samples.add(MIRROR_BEHIND, progress.mirror_behind_seconds, job)
-    for name, value in _bounded(progress.metrics, _MOST_METRICS):
+    for name, value in _bounded(progress.metrics, METRICS):
         samples.add(EVALUATION, value, job, name)
 
 

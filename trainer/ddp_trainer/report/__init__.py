@@ -141,6 +141,7 @@ def update(step: int) -> AbstractContextManager[None]:
     Raises:
         TypeError: If `step` is not an integer.
         ValueError: If `step` is negative or above 2**53.
+        RuntimeError: If another `update` context is open.
     """
     step = whole("step", step)
     return _keeper.update(step) if _keeper is not None else nullcontext()

@@ -59,11 +59,12 @@ class StateKeeper:
         self._gate = Gate()
         self._lock = threading.Lock()
         self._written = self._changes = False
+        self._is_updating = False
 
     @contextmanager
     def keeping(self) -> Iterator[None]:
         """Return a context in which the state is kept if the script must end."""
-        with _terminated(self._leave_if_asked):
+        with _terminated(self._leave_if_asked, self._is_ending):
             self._gate.__enter__()
             try:
                 yield
@@ -82,17 +83,34 @@ class StateKeeper:
 
         Args:
             step: Number of completed updates after the change.
+
+        Raises:
+            RuntimeError: If another such context is open. Its end would call the state whole.
         """
-        self._close()
-        self._changes = True
-        yield
-        self._step, self._changes = step, False
-        self._gate.__enter__()
+        if self._is_updating:
+            raise RuntimeError("report: only one update context can be open")
+        self._is_updating = True
+        try:
+            self._close()
+            self._changes = True
+            yield
+            self._step, self._changes = step, False
+            self._gate.__enter__()
+        finally:
+            self._is_updating = False
 
     def _close(self) -> None:
         """Close the gate, unless an update has left it closed."""
         if not self._changes:
             self._gate.__exit__(None, None, None)
+
+    def _is_ending(self) -> bool:
+        """Return whether the main thread writes the state, because the script ends by an error.
+
+        torchrun sends SIGTERM to the other ranks of a node as soon as one has failed. It must not
+        end them in the middle of the write, after which they end by themselves.
+        """
+        return self._lock.locked()
 
     def _leave_if_asked(self) -> bool:
         """Write the state and end the process, if the agent asked for it. Return whether it did."""
@@ -141,7 +159,7 @@ class StateKeeper:
 
 
 @contextmanager
-def _terminated(leave: Callable[[], bool]) -> Iterator[None]:
+def _terminated(leave: Callable[[], bool], is_ending: Callable[[], bool]) -> Iterator[None]:
     """Return a context in which a thread calls a function at each SIGTERM.
 
     Python runs a handler between two instructions of the main thread, which may wait in a
@@ -150,6 +168,7 @@ def _terminated(leave: Callable[[], bool]) -> Iterator[None]:
     Args:
         leave: Function that returns whether it ends the process. Otherwise SIGTERM has the effect
             that it had before.
+        is_ending: Function that returns whether the process ends by itself soon.
     """
     if threading.current_thread() is not threading.main_thread():
         warn("keep must be called in the main thread, so the state is kept only after an exception")
@@ -157,7 +176,7 @@ def _terminated(leave: Callable[[], bool]) -> Iterator[None]:
         return
 
     def handle(number: int, frame: FrameType | None) -> None:
-        if leave():
+        if leave() or is_ending():
             return
         if callable(before):
             before(number, frame)
@@ -177,6 +196,7 @@ def _terminated(leave: Callable[[], bool]) -> Iterator[None]:
         signal.set_wakeup_fd(descriptor)
         if signal.getsignal(signal.SIGTERM) is handle:
             signal.signal(signal.SIGTERM, before)
+        writing.shutdown(socket.SHUT_RDWR)  # Forked processes have copies of it.
         writing.close()
         watcher.join()
         reading.close()
