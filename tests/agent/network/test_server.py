@@ -6,6 +6,7 @@ import socket
 import struct
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -155,6 +156,23 @@ def test_one_connection_serves_several_requests(served: Served) -> None:
         connection.request("GET", "/healthz")
         assert connection.getresponse().read() == b"ok\n"
     connection.close()
+
+
+@pytest.mark.parametrize(
+    ("head", "answer"),
+    [
+        (b"GET /healthz HTTP/1.1\r\n" + b"X: " + b"a" * 20_000, b"HTTP/1.1 431 "),
+        (b"GET /healthz HTTP/1.1\r\n" + b"X: aaaaaa\r\n" * 99 * 20, b"HTTP/1.1 431 "),
+        (b"GET /" + b"a" * 20_000, b""),
+    ],
+    ids=["long header", "many headers", "long line"],
+)
+def test_head_of_a_request_has_a_limit(served: Served, head: bytes, answer: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", served.port), timeout=10) as link:
+        link.sendall(head)  # Without its end: the server must not wait for more.
+        with suppress(ConnectionResetError):
+            assert link.recv(1000).startswith(answer)
+    assert served.request("/healthz")[0] == 200
 
 
 def test_silent_client_does_not_delay_others(served: Served) -> None:

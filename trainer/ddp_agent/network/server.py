@@ -31,6 +31,7 @@ from urllib.parse import parse_qs, urlsplit
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import ValidationError
 
+from ddp_agent.network.request_head import LimitedHead
 from ddp_agent.orders import AttemptOrders
 from ddp_agent.status.status_cell import AgentStatusCell
 from ddp_wire.contract import LONGEST_WAIT_SECONDS
@@ -219,6 +220,17 @@ class _Handler(BaseHTTPRequestHandler):
     server: "_Server"
     protocol_version = "HTTP/1.1"
     timeout = 5
+
+    def setup(self) -> None:
+        """Limit the size of each request's head."""
+        super().setup()
+        self._head = LimitedHead(self.rfile)
+        self.rfile: Any = self._head
+
+    def handle_one_request(self) -> None:
+        """Serve the next request of the connection."""
+        self._head.begin()
+        super().handle_one_request()
 
     def do_GET(self) -> None:
         address = urlsplit(self.path)
