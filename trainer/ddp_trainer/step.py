@@ -8,7 +8,8 @@ count is reduced together with them, as the gradient of one more parameter (`par
    the ranks.
 2. Divide the reduced gradients by the reduced count. The same kernel finds values that are not
    finite (`numerics.guard`).
-3. Clip the gradients, and step the optimizer unless the guard skips the step.
+3. Clip the gradients, and step the optimizer unless the guard skips the step. A skipped update
+   also leaves no trace in the buffers, such as BatchNorm's statistics.
 4. Update the moving average, local SGD and the live buffers from the new weights.
 
 A step never waits for the device, unless the guard must decide on the host. So the host can queue
@@ -23,7 +24,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from ddp_trainer.data.sampler import MicroBatch
 from ddp_trainer.learner import Learner
-from ddp_trainer.numerics.buffers import kept_buffers
+from ddp_trainer.numerics.buffers import BufferCopy, kept_buffers
 from ddp_trainer.parallel.dtensor import whole
 from ddp_trainer.parallel.objective import backward
 from ddp_trainer.seeds import derive_seed, seed_all
@@ -54,12 +55,21 @@ def train_step(
     for group, peak in zip(learner.optimizer.param_groups, learner.peak_lrs, strict=True):
         group["lr"] = peak * lr_factor
     local_update = learner.local_sgd is not None and learner.local_sgd.is_local(step)
+    buffers = _copy_buffers(learner)
     with learner.gate:  # Until the last reduction has ended, only gradients and buffers change.
         samples = _make_passes(learner, micro_batches, step, local_update=local_update)
         learner.finish_passes()
     learner.trace.enter(Activity.OPTIMIZER)
-    _finish_update(learner, step)
+    _finish_update(learner, step, buffers)
     return samples
+
+
+def _copy_buffers(learner: Learner) -> BufferCopy | None:
+    """Copy the buffers that the passes of an update change, if a skipped update restores them."""
+    if learner.guard.policy != "skip":
+        return None
+    slots = learner.shapes.slots(learner.buffers)
+    return BufferCopy(slots, learner.guard.nonfinite.device) if slots else None
 
 
 def _make_passes(
@@ -124,8 +134,14 @@ def rehearse(learner: Learner, micro_batch: MicroBatch) -> None:
     learner.objective.zero_grad(set_to_none=True)
 
 
-def _finish_update(learner: Learner, step: int) -> None:
-    """Divide the reduced gradients of the sums by the count, and apply them."""
+def _finish_update(learner: Learner, step: int, buffers: BufferCopy | None) -> None:
+    """Divide the reduced gradients of the sums by the count, and apply them.
+
+    Args:
+        learner: Learner after the passes of the update.
+        step: Index of the update, from 0.
+        buffers: Copy of the buffers before the passes. None if a skipped update keeps its buffers.
+    """
     learner.strategy.drop_unused(learner.params)
     learner.scaler.unscale_(learner.optimizer)
     gradients = learner.gradients()
@@ -133,6 +149,8 @@ def _finish_update(learner: Learner, step: int) -> None:
     learner.guard.divide(gradients, count)
     if learner.compression:
         learner.compression.finish(count, learner.guard.nonfinite)
+    if buffers:
+        buffers.restore_if(learner.guard.nonfinite)
     learner.totals.add_update(learner.guard.nonfinite)
     learner.parts.add_update(learner.guard.nonfinite)
     if learner.clip_norm is not None:

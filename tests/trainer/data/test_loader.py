@@ -19,6 +19,7 @@ from ddp_trainer.observe.rates import CpuMeter
 from ddp_trainer.observe.wait_clock import WaitClock
 from ddp_trainer.ranks.environment import Ranks
 from ddp_trainer.task import RunEnv
+from tests.trainer.collate_tasks import RampTask
 from tests.trainer.rank_processes import Launcher
 from tests.trainer.sample_tasks import OwnTask, ProbeConfig
 
@@ -50,6 +51,11 @@ def loaders_of(config: ProbeConfig, **data: bool) -> tuple[OwnTask, LoaderFactor
     return task, LoaderFactory(task, DataConfig(**data), CpuBudget(1, 1), cpu)
 
 
+def ramp(budget: CpuBudget, device: torch.device) -> tuple[RampTask, LoaderFactory]:
+    task = RampTask(ProbeConfig(samples=4), RunEnv(0, 1, 0, 1, torch.device("cpu"), 0))
+    return task, LoaderFactory(task, DataConfig(pin_memory=False), budget, device)
+
+
 def torch_loader(loader: object) -> DataLoader[Any]:
     """Return torch's loader inside of a loader."""
     assert isinstance(loader, Readable)
@@ -64,6 +70,27 @@ def test_loader_workers_do_not_get_a_copy_of_the_model() -> None:
     received = pickle.loads(sent)  # noqa: S301 - the bytes come from this process
     assert received.collate.__self__.model is None
     assert task.model is not None
+
+
+def test_collate_without_workers_belongs_to_the_task_itself() -> None:
+    task, loaders = ramp(CpuBudget(1, 0), torch.device("cpu"))
+    sampler = GlobalSampler(4, 2, seed=0)
+    list(loaders.training(sampler, RankSlice(0, 1, 2), 0, 2))
+    assert task.batches == 2
+    loaders.first(sampler, RankSlice(0, 1, 2), 0)
+    assert task.batches == 2, "a rehearsal must not change the task"
+
+
+@pytest.mark.parametrize(("workers", "device"), [(1, "cpu"), (0, "cuda")])
+def test_collate_of_batches_prepared_ahead_sees_the_task_as_build_returned_it(
+    workers: int, device: str
+) -> None:
+    task, loaders = ramp(CpuBudget(1, workers), torch.device(device))
+    task.load_state_dict({"factor": 7.0, "batches": 3})
+    loader = loaders.training(GlobalSampler(4, 2, seed=0), RankSlice(0, 1, 2), 0, 2)
+    assert isinstance(loader, Readable)
+    inner: Any = loader.loader
+    assert inner.dataset.collate.__self__.factor == 1.0
 
 
 def test_loader_has_the_configured_settings() -> None:

@@ -5,13 +5,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 
+from ddp_trainer.data.loader import by_update
+from ddp_trainer.data.prefetch import on_device
 from ddp_trainer.errors import InputError
+from ddp_trainer.numerics.buffers import FROZEN_BYTES, BufferCopy, BufferShapes, saved_slots
 from ddp_trainer.run.saving import save
+from ddp_trainer.step import train_step
 from tests.trainer.rank_processes import Launcher
-from tests.trainer.runs import trained
+from tests.trainer.runs import opened, trained
 
 TASK = "--task=buffer_tasks:build"
 BASE = {"epochs": 2, "global_batch": 6, "checkpoint": {"every_steps": 5}}
@@ -185,3 +190,79 @@ def test_buffer_of_another_shape_is_refused_before_it_is_saved(tmp_path: Path) -
     with pytest.raises(InputError, match=r'shape of buffer "middle.seen" from \(0,\) to \(16,\)'):
         save(run)
     assert list(tmp_path.glob("step-*")) == []
+
+
+@pytest.mark.parametrize("policy", ["skip", "stop"])
+def test_skipped_update_leaves_no_trace_in_buffers(policy: str) -> None:
+    # Each update has two micro-batches, and the loss of one sample is NaN.
+    task = {"nan_sample": 7, "batch_norm": True}
+    nonfinite = {"policy": policy}
+    run = opened(
+        "buffer_tasks:build", task=task, global_batch=10, micro_batch=5, nonfinite=nonfinite
+    )
+    names = [*LIVE, "inner.norm.num_batches_tracked", "inner.norm.running_mean"]
+    flags, changed = [], []
+    for step, update in enumerate(by_update(on_device(run.train_loader, run.learner.device))):
+        before = {name: run.learner.model.state_dict()[name].clone() for name in names}
+        train_step(run.learner, update, step, 1.0)
+        after = run.learner.model.state_dict()
+        flags.append(run.learner.guard.nonfinite.item())
+        changed.append([name for name in names if not after[name].equal(before[name])])
+    assert sum(flags) == 1
+    skipped = flags.index(1.0)
+    assert changed[skipped] == ([] if policy == "skip" else changed[skipped - 1])
+    expected = {"first.normalizer.passes", "first.codebook.codes", "first.queue.place", *names[-2:]}
+    assert expected <= {*changed[skipped - 1]}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "parallel", [{}, {"strategy": "fsdp2"}, {"local_sgd": {"period": 3}}], ids=json.dumps
+)
+def test_ranks_count_no_pass_of_a_skipped_update_in_their_buffers(
+    launcher: Launcher, tmp_path: Path, parallel: dict[str, Any]
+) -> None:
+    task = {"kind": "normalizer", "nan_sample": 7}
+    settings = {"epochs": 1, "global_batch": 10, "parallel": {"buffers": "per_rank"} | parallel}
+    document = json.dumps(settings | {"task": task})
+    gang = launcher.train(TASK, f"--config={document}", world=2, DDP_CHECKPOINT_DIR=str(tmp_path))
+    assert gang.wait() == [0, 0], gang.err(0)
+    saved = tensors(tmp_path, "buffers.safetensors")
+    passes = sorted(int(saved[f"{rank}/first.normalizer.passes"]) for rank in range(2))
+    # With local SGD only the rank with the NaN skips one of its 5 updates.
+    assert passes == ([4, 5] if "local_sgd" in parallel else [4, 4])
+
+
+def test_copy_restores_buffers_of_any_type_where_the_flag_is_set() -> None:
+    model = nn.Module()
+    numbers = [torch.tensor(3), torch.tensor([True, False]), torch.ones(2, 3, dtype=torch.float64)]
+    numbers += [
+        torch.arange(6.0).view(2, 3).t(),
+        torch.ones(3, dtype=torch.bfloat16),
+        torch.ones(0),
+    ]
+    numbers += [torch.tensor([1j]), torch.tensor([1, 2, 3], dtype=torch.int8)]
+    for index, number in enumerate(numbers):
+        model.register_buffer(f"b{index}", number.clone())
+    slots = saved_slots(model)
+    copy = BufferCopy(slots, torch.device("cpu"))
+    for slot in slots:
+        slot.tensor.zero_()
+    model.b1 = torch.tensor([False, False])  # A pass may also replace a tensor.
+    copy.restore_if(torch.zeros(()))
+    assert not any(bool(slot.tensor.any()) for slot in slots)
+    copy.restore_if(torch.ones(()))
+    assert all(slot.tensor.equal(old) for slot, old in zip(slots, numbers, strict=True))
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_large_frozen_weights_are_not_copied_at_each_update(large: bool) -> None:
+    model = nn.Module()
+    # On this device tensors take no memory.
+    weight = torch.empty(FROZEN_BYTES + large, dtype=torch.uint8, device="meta")
+    own = type("Own", (nn.Module,), {"__module__": "own"})()
+    own.weight = nn.Parameter(weight, requires_grad=False)
+    model.own, model.norm = own, nn.BatchNorm1d(3)
+    found = [slot.name for slot in BufferShapes(model).slots(None)]
+    assert ("own.weight" in found) == (not large)
+    assert "norm.running_mean" in found

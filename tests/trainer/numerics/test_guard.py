@@ -1,5 +1,6 @@
 """Tests that weights stay finite when gradients are not finite."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -7,8 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from ddp_trainer.config import NonFiniteConfig
-from ddp_trainer.numerics.guard import NonFiniteError, NonFiniteTracker
+from ddp_trainer.config import NonFiniteConfig, ParallelConfig
+from ddp_trainer.numerics.guard import Guard, NonFiniteError, NonFiniteTracker
+from ddp_trainer.parallel.strategy import Strategy
 from ddp_trainer.run.exchange import exchange_requests
 from ddp_trainer.run.saving import save
 from ddp_trainer.saved_state import NonFiniteCounts
@@ -135,6 +137,52 @@ def test_rollback_without_a_checkpoint_fails_the_run(launcher: Launcher, tmp_pat
     assert gang.wait() == [1, 1]
     sentence = "training: gradients were not finite, and there is no checkpoint yet to roll back to"
     assert gang.err(0) == f"{sentence}\n"
+
+
+def guarded(param: torch.nn.Parameter, *, fused: bool = False) -> Guard:
+    optimizer = torch.optim.SGD([param], lr=0.1, weight_decay=0.1, fused=fused)
+    return Guard(Strategy(torch.device("cpu"), ParallelConfig()), optimizer, "skip")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("count", [0.0, 3.0, 1e-30, float("nan"), float("inf")])
+def test_division_flags_a_count_that_is_not_finite(dtype: torch.dtype, count: float) -> None:
+    guard = guarded(torch.nn.Parameter(torch.zeros(2)))
+    gradient = torch.tensor([1.0, -2.0], dtype=dtype)
+    guard.divide([gradient], torch.tensor([count]))
+    assert guard.nonfinite.item() == float(not math.isfinite(count))
+    if count == 0:
+        assert gradient.tolist() == [0.0, 0.0]
+    elif not guard.nonfinite.item():
+        assert gradient.tolist() == pytest.approx([1 / count, -2 / count], rel=1e-6)
+
+
+def test_division_of_fp64_gradients_is_exact_and_that_of_fp32_multiplies_by_the_inverse() -> None:
+    guard = guarded(torch.nn.Parameter(torch.zeros(100)))
+    sums = torch.randn(100, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    double, single, count = sums.clone(), sums.float(), torch.tensor([7.0])
+    guard.divide([double, single], count)
+    assert double.equal(sums / 7)
+    assert single.equal(sums.float() * count.reciprocal())
+    double[3] = torch.inf
+    guard.divide([double, single], count)
+    assert guard.nonfinite.item() == 1
+
+
+@pytest.mark.parametrize("count", [8.0, float("nan"), float("inf")])
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+@pytest.mark.parametrize("fused", [False, True])
+def test_count_that_is_not_finite_skips_the_update(
+    fused: bool, precision: str, count: float
+) -> None:
+    param = torch.nn.Parameter(torch.ones(2))
+    guard = guarded(param, fused=fused)
+    scaler = torch.amp.GradScaler("cpu", enabled=precision == "fp16")
+    param.grad = scaler.scale(torch.ones(2))
+    scaler.unscale_(guard._optimizer)
+    guard.divide([param.grad], torch.tensor([count]))
+    guard.step(scaler)
+    assert param.detach().equal(torch.ones(2)) == (count != 8.0)
 
 
 def test_patience_counts_non_finite_updates_in_a_row() -> None:

@@ -12,6 +12,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 
 from ddp_trainer.parallel.compression import communication_share
 from ddp_trainer.parallel.error_feedback import ErrorFeedback
+from tests.trainer.numerics.guard_probes import PIXELS
 from tests.trainer.rank_processes import Gang, Launcher
 from tests.trainer.runs import SGD
 
@@ -75,6 +76,33 @@ def test_powersgd_scales_updates_correctly_in_short_batches_and_after_a_skip(
     assert sizes[0].count(0.0) == 2
     assert sizes[1] == pytest.approx(sizes[0], rel=0.1)
     assert sizes[1] != sizes[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["fp16", "powersgd"])
+def test_compression_neither_rounds_nor_overflows_the_loss_count(
+    launcher: Launcher, name: str
+) -> None:
+    compression = {"name": name, "start_step": 2}
+    config = {"global_batch": 4, "max_steps": 6, "parallel": {"compression": compression}}
+    gang = launcher.call("tests.trainer.numerics.guard_probes:report_counts", config, world=2)
+    assert gang.wait() == [0, 0], gang.err(0)
+    (probe,) = gang.events("probe")
+    assert probe["counts"] == [PIXELS] * 6
+    assert all(size > 0 for size in probe["sizes"])
+    assert not probe["flagged"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "reductions"), [("none", 1), ("fp16", 2)])
+def test_rounding_compression_costs_one_more_reduction_for_the_count(
+    launcher: Launcher, name: str, reductions: int
+) -> None:
+    config = {"global_batch": 8, "parallel": {"compression": {"name": name}}}
+    gang = launcher.call("probes:profile_steady_step", config, world=2)
+    assert gang.wait() == [0, 0], gang.err(0)
+    (counts,) = gang.events("probe")
+    assert (counts["buckets"], counts["reductions"], counts["syncs"]) == (1, reductions, 0)
 
 
 def test_error_feedback_neither_loses_nor_repeats_gradient() -> None:

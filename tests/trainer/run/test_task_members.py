@@ -27,7 +27,7 @@ from ddp_trainer.task import Weighted, check_task, stateful
 from ddp_trainer.train import close, loop
 from ddp_wire.activity import Activity, read_activities
 from tests.trainer.rank_processes import Launcher
-from tests.trainer.runs import opened, trained
+from tests.trainer.runs import distance, opened, trained
 from tests.trainer.sample_tasks import FullTask, ProbeTask
 
 TEACHER = "sample_tasks:build_teacher"
@@ -102,6 +102,23 @@ def test_hook_after_update_sees_exact_weights_when_fsdp2_gathers_bf16(
     for file, prefix in (("model.safetensors", ""), ("task.safetensors", "teacher/")):
         weight = load_file(newest / file)[f"{prefix}head.weight"]
         assert not weight.equal(weight.bfloat16().float()), file
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_collate_that_reads_the_task_gives_a_resumed_run_the_bits_of_an_uninterrupted_one(
+    tmp_path: Path, workers: int
+) -> None:
+    settings: dict[str, Any] = {"global_batch": 10, "max_steps": 4, "data": {"workers": workers}}
+    settings["task"] = {"eval_samples": 0}
+    whole = trained("collate_tasks:build", **settings)
+    directory = {"checkpoint": {"directory": str(tmp_path)}}
+    first = trained("collate_tasks:build", **settings | directory | {"max_steps": 2})
+    save(first, required=True)
+    resumed = trained("collate_tasks:build", **settings | directory)
+    assert distance(whole.learner.model, resumed.learner.model) == 0.0
+    batches = 0 if workers else 4
+    for run in (whole, resumed):
+        assert teacher(run).state_dict() == {"factor": 5.0, "batches": batches}
 
 
 MEMBERS = {

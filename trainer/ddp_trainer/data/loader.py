@@ -9,7 +9,7 @@ raises the error.
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, cast
 
@@ -104,12 +104,25 @@ def make_sampler(task: Task, config: RunConfig, saved: SavedState | None = None)
 
 @dataclass(frozen=True, slots=True)
 class LoaderFactory:
-    """Factory of a rank's loaders, with the settings that all of them share."""
+    """Factory of a rank's loaders, with the settings that all of them share.
+
+    Create it before the state of a checkpoint is restored. Worker processes then see the task as
+    `build` returned it, in a resumed run as in an uninterrupted one.
+    """
 
     task: Task
     config: DataConfig
     budget: CpuBudget
     device: torch.device
+    _shipped_collate: Callable[[Any], Any] = field(init=False, repr=False)
+    """The task's `collate`, bound to a copy of the task if it is a method."""
+
+    def __post_init__(self) -> None:
+        """Copy the task, in its present state, for worker processes."""
+        collate = collate_of(self.task)
+        if getattr(collate, "__self__", None) is self.task:
+            collate = collate_of(_without_model(self.task))
+        object.__setattr__(self, "_shipped_collate", collate)
 
     def training(
         self, sampler: Sampler, rank_slice: RankSlice, start: int, updates: int
@@ -148,13 +161,15 @@ class LoaderFactory:
 
     def first(self, sampler: Sampler, rank_slice: RankSlice, start: int) -> MicroBatch:
         """Return the first micro-batch at a position, prepared in this process."""
-        in_process = replace(self, budget=replace(self.budget, workers=0))
+        # On a copy, because the run prepares this micro-batch again: collate may change its task.
+        task = copy.copy(self.task)
+        in_process = replace(self, task=task, budget=replace(self.budget, workers=0))
         first: MicroBatch = next(iter(in_process.training(sampler, rank_slice, start, 1)))
         return first
 
     def shipped(self) -> tuple[Any, ...]:
         """Return the objects that each worker process receives besides the training data."""
-        return self.task.eval_data, self._collate
+        return self.task.eval_data, self._shipped_collate
 
     def _indexed(
         self, data: Indexed, portions: Iterable[Portion[int]]
@@ -175,9 +190,10 @@ class LoaderFactory:
 
     @property
     def _collate(self) -> Callable[[Any], Any]:
-        collate = collate_of(self.task)
-        bound = getattr(collate, "__self__", None) is self.task
-        return collate_of(_without_model(self.task)) if bound else collate
+        # On CUDA one batch is prepared ahead, before the update in front of it is complete, so only
+        # the copy gives a resumed run the bits of an uninterrupted one.
+        ahead = self.budget.workers > 0 or self.device.type == "cuda"
+        return self._shipped_collate if ahead else collate_of(self.task)
 
     def _loader(
         self,

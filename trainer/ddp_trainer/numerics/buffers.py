@@ -8,6 +8,7 @@ further cost. BatchNorm's statistics have their own policy (`numerics.batch_norm
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import groupby
 
 import torch
 import torch.distributed as dist
@@ -23,6 +24,10 @@ from ddp_trainer.ranks.collectives import broadcast, sum_over_ranks
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 """Integer types by the number of bytes in an element. Larger elements use int64."""
 
+FROZEN_BYTES = 64 << 20
+"""Maximum bytes of frozen parameters that are copied if it is unknown which of them change.
+Codebooks are smaller. A large frozen model, for example below adapters, is not."""
+
 
 @dataclass(frozen=True, slots=True)
 class Slot:
@@ -37,6 +42,11 @@ class Slot:
         """Tensor that the module currently stores under the name."""
         found: Tensor = getattr(self.module, self.key)
         return found.detach()
+
+    @property
+    def frozen(self) -> bool:
+        """Whether the tensor is a frozen parameter, not a buffer."""
+        return isinstance(getattr(self.module, self.key), nn.Parameter)
 
 
 def slots_in(model: nn.Module) -> list[Slot]:
@@ -77,6 +87,42 @@ def saved_slots(model: nn.Module) -> list[Slot]:
     return [slot for slot in slots_in(model) if id(getattr(slot.module, slot.key)) in saved]
 
 
+class BufferCopy:
+    """Copy of buffers at the start of an update, in case the update is skipped.
+
+    The copy is one block of memory. So its creation takes one kernel for any number of buffers.
+    """
+
+    @torch.no_grad()
+    def __init__(self, slots: list[Slot], device: torch.device) -> None:
+        """Copy the buffers at the given locations.
+
+        Args:
+            slots: Locations of the buffers.
+            device: Device of the flag. Buffers on other devices, which would wait for the flag, are
+                not copied.
+        """
+        found = [(slot, tensor) for slot in slots if (tensor := slot.tensor).device == device]
+        found.sort(key=lambda pair: _place(pair[1]))
+        self._slots = [slot for slot, _ in found]
+        tensors = [tensor for _, tensor in found]
+        self._kinds = _kinds(tensors)
+        self._bytes = _joined(tensors) if tensors else None
+
+    @torch.no_grad()
+    def restore_if(self, flag: Tensor) -> None:
+        """Restore the buffers in place if a flag is set, without a host sync.
+
+        If a buffer has changed its shape, type or device since then, no buffer is restored.
+
+        Args:
+            flag: Scalar on the device of the buffers, 0 or 1.
+        """
+        tensors = [slot.tensor for slot in self._slots]
+        if self._bytes is not None and _kinds(tensors) == self._kinds:
+            _split_into(tensors, torch.where(flag.bool(), self._bytes, _joined(tensors)))
+
+
 class BufferShapes:
     """Shapes of saved buffers. They must not change, because a resumed run could not load them.
 
@@ -86,6 +132,20 @@ class BufferShapes:
 
     def __init__(self, model: nn.Module) -> None:
         self._shapes = [(slot, tuple(slot.tensor.shape)) for slot in saved_slots(model)]
+        self._frozen_bytes = sum(slot.tensor.nbytes for slot, _ in self._shapes if slot.frozen)
+
+    def slots(self, live: "LiveBuffers | None") -> list[Slot]:
+        """Return the locations of buffers that a pass may change.
+
+        Args:
+            live: Live buffers, if a policy applies to them. Otherwise every saved buffer counts,
+                but frozen parameters only if they are small together.
+        """
+        found = [slot for slot, _ in self._shapes]
+        names = live.names if live else None
+        if names is not None:
+            return [s for s in found if s.name in names or isinstance(s.module, _BatchNorm)]
+        return found if self._frozen_bytes <= FROZEN_BYTES else [s for s in found if not s.frozen]
 
     def check(self) -> None:
         """Compare the current shapes with the stored ones.
@@ -276,9 +336,32 @@ def _average(tensors: list[Tensor]) -> None:
 
 def _take_from_first_rank(tensors: list[Tensor]) -> None:
     """Replace tensors by rank 0's tensors, in place, with one broadcast of their bytes."""
-    # The largest numbers first, so that each tensor begins at a multiple of its numbers' size.
-    tensors = sorted(tensors, key=lambda tensor: -tensor.element_size())
-    flat = torch.cat([t.contiguous().reshape(-1).view(torch.uint8) for t in tensors])
-    parts = broadcast(flat).split([tensor.nbytes for tensor in tensors])
-    for tensor, part in zip(tensors, parts, strict=True):
-        tensor.copy_(part.view(tensor.dtype).view(tensor.shape))
+    tensors = sorted(tensors, key=_place)
+    _split_into(tensors, broadcast(_joined(tensors)))
+
+
+def _place(tensor: Tensor) -> tuple[int, str]:
+    """Return the place of a tensor in `_joined`: the largest numbers first, then by data type.
+
+    Each tensor then begins at a multiple of its numbers' size.
+    """
+    return -tensor.element_size(), str(tensor.dtype)
+
+
+def _kinds(tensors: list[Tensor]) -> list[tuple[torch.Size, torch.dtype, torch.device]]:
+    return [(tensor.shape, tensor.dtype, tensor.device) for tensor in tensors]
+
+
+def _joined(tensors: list[Tensor]) -> Tensor:
+    """Return a copy of the bytes of tensors, one after another."""
+    return torch.cat([t.contiguous().reshape(-1).view(torch.uint8) for t in tensors])
+
+
+def _split_into(tensors: list[Tensor], flat: Tensor) -> None:
+    """Write bytes in the order of `_joined` into tensors, in place."""
+    parts = flat.split([tensor.nbytes for tensor in tensors])
+    parts = [p.view(t.dtype).view(t.shape) for p, t in zip(parts, tensors, strict=True)]
+    pairs = zip(tensors, parts, strict=True)
+    for _, group in groupby(pairs, key=lambda pair: pair[0].dtype):  # A kernel takes one type.
+        old, new = zip(*group, strict=True)
+        torch._foreach_copy_(old, new)

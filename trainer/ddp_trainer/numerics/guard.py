@@ -59,22 +59,33 @@ class Guard:
 
         Args:
             gradients: Reduced gradients.
-            count: Scalar on the device. If it is zero, all gradients become zero.
+            count: Scalar on the device. If it is zero, all gradients become zero. If it is not
+                finite, the update is flagged.
         """
-        inverse = count.clamp_min(_TINY).reciprocal_()
+        inverse = torch.where(count > 0, count.clamp_min(_TINY).reciprocal(), 0.0)
         self.nonfinite.zero_()
         parts = self._strategy.local_parts(gradients)
         for alike in _by_dtype(parts):
-            torch._amp_foreach_non_finite_check_and_unscale_(alike, self.nonfinite, inverse)
+            exact = alike[0].dtype == torch.float64
+            factor = torch.ones_like(inverse) if exact else inverse
+            torch._amp_foreach_non_finite_check_and_unscale_(alike, self.nonfinite, factor)
+            if exact:  # The kernel takes only an fp32 factor, which would round the quotients.
+                torch._foreach_div_(alike, _divisor(count))
+        # The inverse of an infinite count is 0, which would make all gradients zero unnoticed.
+        self.nonfinite.masked_fill_(~count.isfinite().all(), 1.0)
         self._strategy.any(self.nonfinite)
 
     def step(self, scaler: torch.amp.GradScaler) -> None:
         """Run the optimizer step, unless the gradients are not finite.
 
         Args:
-            scaler: Gradient scaler. If enabled, the scaler decides by its own flag from `unscale_`.
+            scaler: Gradient scaler. If enabled, the scaler decides by its own flags, to which this
+                function adds the guard's flag.
         """
         if scaler.is_enabled():
+            # The scaler checks only gradients, not the count.
+            for flag in scaler._found_inf_per_device(self._optimizer).values():  # noqa: SLF001
+                flag.copy_(torch.maximum(flag, self.nonfinite))
             scaler.step(self._optimizer)
             scaler.update()
         elif self._on_device:
@@ -83,6 +94,11 @@ class Guard:
             self._optimizer.step()
         elif not (self.protects and self.nonfinite.item()):
             self._optimizer.step()
+
+
+def _divisor(count: Tensor) -> Tensor:
+    """Return the count as an fp64 divisor without dimensions. A count of zero becomes infinity."""
+    return torch.where(count > 0, count, torch.inf).double().squeeze()
 
 
 def _by_dtype(tensors: list[Tensor]) -> list[list[Tensor]]:

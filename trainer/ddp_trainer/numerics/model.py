@@ -1,9 +1,11 @@
 """Prepare a model before the strategy wraps it."""
 
-from collections.abc import Callable
+import random
+from contextlib import nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
@@ -12,8 +14,12 @@ from torch.utils.checkpoint import checkpoint
 from ddp_trainer.config import RunConfig
 from ddp_trainer.errors import InputError
 from ddp_trainer.numerics.batch_norm import norms_in
+from ddp_trainer.numerics.buffers import Slot, slots_in
 from ddp_trainer.parallel.blocks import repeated_blocks
 from ddp_trainer.parallel.layout import CHANNELS_LAST, make_channels_last
+
+_Generators = tuple[tuple[Any, ...], tuple[Any, ...]]
+"""States of the global generators of Python and NumPy."""
 
 
 def prepare(model: nn.Module, config: RunConfig, device: torch.device) -> nn.Module:
@@ -67,13 +73,140 @@ def _checkpoint_activations(model: nn.Module) -> None:
                 "config: activation_checkpointing cannot be used with BatchNorm in the repeated"
                 " blocks, because each batch would enter its running statistics twice"
             )
-        block.forward = partial(_checkpointed, block.forward)
+        block.forward = partial(_checkpointed, _Block(block))
 
 
-def _checkpointed(forward: Callable[..., Any], *inputs: Any, **named: Any) -> Any:
+class _Replay:
+    """Context of a recomputation: random numbers and buffers are those before the forward pass.
+
+    The backward pass may enter it more than once. The end of the context restores the present ones.
+    torch itself handles its own generators.
+    """
+
+    def __init__(self, slots: list[Slot]) -> None:
+        self._drawn: _Generators | None = _generators()
+        self._values = [(slot, slot.tensor.clone()) for slot in slots]
+        self._present: tuple[_Generators | None, list[tuple[Slot, Tensor]]] = (None, [])
+
+    def drop_unused_generators(self) -> None:
+        """Forget the random numbers if the forward pass drew none, because setting them is slow."""
+        if self._drawn and _equal_generators(self._drawn, _generators()):
+            self._drawn = None
+
+    def __enter__(self) -> None:
+        held_now = [(slot, _held(slot)) for slot, _ in self._values]
+        self._present = (_generators() if self._drawn else None, held_now)
+        if self._drawn:
+            _set_generators(self._drawn)
+        for slot, value in self._values:
+            # A copy in place would overwrite numbers that the backward pass still reads.
+            again, held = value.clone(), _held(slot)
+            is_param = isinstance(held, nn.Parameter)
+            setattr(slot.module, slot.key, _frozen(again) if is_param else again)
+
+    def __exit__(self, *_: object) -> None:
+        generators, held = self._present
+        if generators:
+            _set_generators(generators)
+        for slot, tensor in held:
+            setattr(slot.module, slot.key, tensor)
+
+    def keep_changed(self) -> list[Slot]:
+        """Keep only the buffers of modules of which one has changed. Return their locations."""
+        changed = {slot.module for slot, value in self._values if not _equal(value, slot.tensor)}
+        self._values = [(slot, value) for slot, value in self._values if slot.module in changed]
+        return [slot for slot, _ in self._values]
+
+
+class _Block:
+    """A block that is computed twice, and its live buffers: those that its forward pass changes.
+
+    The first pass in training mode finds the live buffers by their values. So the other passes copy
+    no constant tables and no frozen weights, which can be large.
+    """
+
+    def __init__(self, block: nn.Module) -> None:
+        self.forward = block.forward
+        self._block = block
+        self._slots = slots_in(block)
+        self._live: list[Slot] | None = None
+
+    def compute(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """Make a forward pass that stores only its inputs.
+
+        Raises:
+            InputError: If a buffer changes, but did not change in the first pass.
+        """
+        untried = self._live is None and self._block.training
+        quiet = [slot for slot in self._slots if self._live is not None and slot not in self._live]
+        versions = [_version(slot) for slot in quiet]
+        replay = _Replay(self._slots if untried else self._live or [])
+        result = checkpoint(
+            self.forward,
+            *inputs,
+            use_reentrant=False,
+            context_fn=lambda: (nullcontext(), replay),
+            **named,
+        )
+        replay.drop_unused_generators()
+        if untried:
+            self._live = replay.keep_changed()
+        for slot, version in zip(quiet, versions, strict=True):
+            if _version(slot) != version:
+                raise InputError(
+                    f'config: activation_checkpointing: the buffer "{slot.name}" of a repeated'
+                    f" block of class {type(self._block).__name__} began to change after the first"
+                    " pass, so it would change twice in each pass"
+                )
+        return result
+
+
+def _checkpointed(block: _Block, *inputs: Any, **named: Any) -> Any:
     if not torch.is_grad_enabled():
-        return forward(*inputs, **named)
-    return checkpoint(forward, *inputs, use_reentrant=False, **named)
+        return block.forward(*inputs, **named)
+    if torch.compiler.is_compiling():  # Compiled recomputations see the same numbers anyway.
+        return checkpoint(block.forward, *inputs, use_reentrant=False, **named)
+    return block.compute(inputs, named)
+
+
+def _generators() -> _Generators:
+    """Return the states of the global generators of Python and NumPy."""
+    state = np.random.get_state(legacy=True)  # noqa: NPY002 - user code draws from this generator
+    return random.getstate(), cast("tuple[Any, ...]", state)
+
+
+def _set_generators(states: _Generators) -> None:
+    random.setstate(states[0])
+    np.random.set_state(states[1])  # noqa: NPY002 - user code draws from this generator
+
+
+def _equal_generators(one: _Generators, other: _Generators) -> bool:
+    (python, (kind, keys, *rest)), (other_python, (other_kind, other_keys, *other_rest)) = (
+        one,
+        other,
+    )
+    same = (python, kind, rest) == (other_python, other_kind, other_rest)
+    return same and np.array_equal(keys, other_keys)
+
+
+def _held(slot: Slot) -> Tensor:
+    """Return the tensor itself that the module stores, which may be a parameter."""
+    found: Tensor = getattr(slot.module, slot.key)
+    return found
+
+
+def _version(slot: Slot) -> tuple[int, int]:
+    """Return numbers that change if a pass replaces the tensor or writes into it."""
+    held = _held(slot)
+    return id(held), held._version  # noqa: SLF001 - torch has no public name for it
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    return one.dtype == other.dtype and torch.equal(one, other)
+
+
+def _frozen(value: Tensor) -> nn.Parameter:
+    return nn.Parameter(value, requires_grad=False)
 
 
 def _inputs_double(

@@ -3,10 +3,15 @@
 One hook is registered for the whole run and decides at each update whether to compress. So
 compression can begin at a later update, or when the measured share of communication is large
 enough.
+
+The loss count travels among the gradients, but is never rounded. fp16 and bf16 reduce it
+separately, because fp16 ends at 65504 and both have few digits. PowerSGD compresses only matrices.
 """
 
 from collections.abc import Callable
+from typing import cast
 
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
@@ -18,6 +23,7 @@ from ddp_trainer.errors import InputError
 from ddp_trainer.names import NamedTensors
 from ddp_trainer.parallel.ddp_times import mean_times
 from ddp_trainer.parallel.error_feedback import ErrorFeedback
+from ddp_trainer.parallel.objective import Objective
 from ddp_trainer.seeds import derive_seed
 
 POWERSGD_EPSILON = 1e-8
@@ -56,6 +62,7 @@ class Compression:
         self._config = config
         self._wrapped = wrapped
         self._device = device
+        self._count_param = cast("Objective", wrapped.module).count_param
         self.switched_on = not config.adaptive
         """Whether compression may begin. Adaptive compression waits for a large share."""
         self._active = False
@@ -120,11 +127,30 @@ class Compression:
             return default_hooks.allreduce_hook(None, bucket)  # type: ignore[arg-type]
         match self._config.name:
             case "fp16":
-                return default_hooks.fp16_compress_hook(None, bucket)  # type: ignore[arg-type]
+                return self._round(bucket, default_hooks.fp16_compress_hook)
             case "bf16":
-                return default_hooks.bf16_compress_hook(None, bucket)  # type: ignore[arg-type]
+                return self._round(bucket, default_hooks.bf16_compress_hook)
             case _:
                 return powerSGD_hook.powerSGD_hook(self._power, bucket)
+
+    def _round(self, bucket: GradBucket, hook: Callable[..., Future[Tensor]]) -> Future[Tensor]:
+        """Average a bucket with a hook that rounds gradients, but average the count in fp32."""
+        params = bucket.parameters()
+        found = [i for i, param in enumerate(params) if param is self._count_param]
+        if not found:
+            return hook(None, bucket)
+        if len(params) == 1:
+            return default_hooks.allreduce_hook(None, bucket)  # type: ignore[arg-type]
+        count = bucket.gradients()[found[0]]
+        # This reduction begins first, so that the callback below never waits long for it.
+        exact = dist.all_reduce(count / dist.get_world_size(), async_op=True).get_future()
+
+        def insert_count(rounded: Future[Tensor]) -> Tensor:
+            buffer = rounded.value()
+            count.copy_(exact.wait()[0])
+            return buffer
+
+        return hook(None, bucket).then(insert_count)
 
     def share(self) -> float:
         """Return the part of time this rank waits for communication; 0 once switched on."""
