@@ -20,6 +20,7 @@ from ddp_trainer.run.run import Run
 from ddp_trainer.run.saving import save
 from ddp_trainer.run.state import restore
 from ddp_trainer.run.survivors import Survivor
+from ddp_trainer.run.writing import wait_until_out
 from ddp_trainer.step import train_step
 
 NOTHING, SURVIVORS, VOLUME, EACH = "no saving", "survivors", "volume", "volume, each update"
@@ -83,11 +84,14 @@ class Saves:
             self.update()
             if number == 0:
                 save(self.run)
+        # A slow save makes the next ones work in the background, which counts, too.
+        wait_until_out(self.run, required=True)
 
     def _each(self, updates: int) -> None:
         for _ in range(updates):
             self.update()
             save(self.run)
+        wait_until_out(self.run, required=True)
 
     def _torch(self, updates: int) -> None:
         for number in range(updates):
