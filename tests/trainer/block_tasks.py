@@ -18,7 +18,7 @@ class BlockConfig(ProbeConfig):
 
 
 class Block(nn.Module):
-    """Residual block with every kind of live buffer and a random scale of its own."""
+    """Residual block whose forward pass changes buffers of each kind and draws random numbers."""
 
     table: Tensor
 

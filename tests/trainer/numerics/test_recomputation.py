@@ -109,7 +109,7 @@ def test_recomputation_leaves_the_random_generators_and_buffers_as_they_were() -
     buffers = list(model.buffers())
     total = model(torch.ones(2)).sum()
     random.seed(5)
-    np.random.seed(5)  # noqa: NPY002 - the global generator is meant
+    np.random.seed(5)  # noqa: NPY002 - as user code
     drawn = draws()
     random.seed(5)
     np.random.seed(5)  # noqa: NPY002
