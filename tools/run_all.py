@@ -2,19 +2,19 @@
 
     python -m tools.run_all
 
-The first command runs the tests that need the machine's only cluster, and prints directly. They
-often wait, so `make check` and all other tests run beside them, one part after another. The outputs
-of the parts follow at the end.
+The first command runs the tests that need the machine's only cluster, and its output is printed
+while it runs. They often wait, so `make check` and all other tests run beside them, one part after
+another. The outputs of the parts follow at the end, and then the last lines of each failed part.
 """
 
-import shutil
+import os
+import shlex
 import subprocess
 import sys
 import tempfile
 import time
 from collections import deque
 from collections.abc import Sequence
-from typing import IO
 
 from tests.harness import ending
 
@@ -32,6 +32,8 @@ PARTS = (
 AT_ONCE = 3
 """Number of commands that run at a time. Most tests wait for processes more than they compute."""
 _POLL_SECONDS = 0.1
+_LAST_LINES = 20
+"""Number of lines of a failed command that are repeated at the end."""
 
 
 def main() -> None:
@@ -57,7 +59,8 @@ def parts() -> list[list[str]]:
 def run_beside(first: Sequence[str], others: Sequence[Sequence[str]], at_once: int) -> int:
     """Run the first command, and beside it all others, a number of commands at a time.
 
-    One command at a time prints directly. The outputs of the others follow at the end.
+    The output of one command at a time is printed while it grows. The outputs of the others follow
+    at the end, and then the last lines of each failed command.
 
     Returns:
         The exit code of a failed command, or 0. A failure stops no other command.
@@ -76,49 +79,85 @@ def run_beside(first: Sequence[str], others: Sequence[Sequence[str]], at_once: i
         commands.print_outputs()
 
 
+class _Command:
+    """A command that has started, and its output in a file."""
+
+    def __init__(self, words: Sequence[str]) -> None:
+        self.words, self.output = words, tempfile.TemporaryFile()  # noqa: SIM115 (see `close`)
+        self.process = subprocess.Popen(words, stdout=self.output, stderr=self.output)
+        self._printed = 0
+
+    def print_new_output(self) -> None:
+        """Print what the command has written since the last call."""
+        found = self._read(self._printed)
+        sys.stdout.buffer.write(found)
+        sys.stdout.flush()
+        self._printed += len(found)
+
+    def last_lines(self) -> str:
+        """Return the last lines of the output. pytest names the failed tests there."""
+        text = self._read(0).decode(errors="replace")
+        return "\n".join(text.splitlines()[-_LAST_LINES:])
+
+    def _read(self, start: int) -> bytes:
+        """Return the output from an offset. Leave the file's position to the command."""
+        descriptor = self.output.fileno()
+        return os.pread(descriptor, os.fstat(descriptor).st_size - start, start)
+
+    def close(self) -> None:
+        """Delete the file of the output."""
+        self.output.close()
+
+
 class _Commands:
-    """Commands that wait, and those that run."""
+    """Commands that wait, and those that have started."""
 
     def __init__(self, commands: Sequence[Sequence[str]], at_once: int) -> None:
         self._left, self._at_once = deque(commands), at_once
-        self._running: dict[subprocess.Popen[bytes], IO[bytes] | None] = {}
-        """Running commands, each with its output, or with None if it prints directly."""
-        self._outputs: list[IO[bytes]] = []
+        self._started: list[_Command] = []
+        self._followed: _Command | None = None
+        """Command whose output is printed while it grows."""
 
     def run(self) -> int:
         """Run all commands. Return the exit code of a failed one, or 0."""
-        failed = 0
-        while self._left or self._running:
-            for ended in [each for each in self._running if each.poll() is not None]:
-                del self._running[ended]
-                failed = failed or ended.returncode
-            while self._left and len(self._running) < self._at_once:
-                self._start(self._left.popleft())
+        failed, running = 0, list[_Command]()
+        while self._left or running:
+            for ended in [each for each in running if each.process.poll() is not None]:
+                running.remove(ended)
+                failed = failed or ended.process.returncode
+            if self._followed not in running:
+                self._followed = None
+            while self._left and len(running) < self._at_once:
+                running.append(self._start(self._left.popleft()))
+            if self._followed is not None:
+                self._followed.print_new_output()
             time.sleep(_POLL_SECONDS)
         return failed
 
-    def _start(self, command: Sequence[str]) -> None:
-        output = None
-        if None in self._running.values():
-            output = tempfile.TemporaryFile()  # noqa: SIM115 (closed after it is printed)
-            self._outputs.append(output)
-        child = subprocess.Popen(command, stdout=output, stderr=output)
-        self._running[child] = output
+    def _start(self, words: Sequence[str]) -> _Command:
+        command = _Command(words)
+        self._started.append(command)
+        self._followed = self._followed or command
+        return command
 
     def wait_for_the_end(self, *, terminate: bool) -> None:
         """Wait until the running commands have ended. The terminal sends Ctrl-C to them, too."""
-        for child in self._running:
+        for command in self._started:
             if terminate:
-                child.terminate()
-        for child in self._running:
-            child.wait()
+                command.process.terminate()
+        for command in self._started:
+            command.process.wait()
 
     def print_outputs(self) -> None:
-        """Print the outputs that no command has printed."""
-        for output in self._outputs:
-            with output:
-                output.seek(0)
-                shutil.copyfileobj(output, sys.stdout.buffer)
+        """Print the outputs that are not printed yet, and repeat why commands failed."""
+        for command in self._started:
+            command.print_new_output()
+        for command in self._started:
+            if command.process.poll():
+                words = shlex.join(command.words)
+                print(f"\nfailed with exit code {command.process.returncode}: {words}")
+                print(command.last_lines())
+            command.close()
         sys.stdout.flush()
 
 

@@ -49,6 +49,15 @@ def test_output_of_parallel_commands_follows_at_the_end(
     assert capfd.readouterr().out == "a\nb\nc\n"
 
 
+def test_reason_of_a_failure_is_repeated_at_the_end(capfd: pytest.CaptureFixture[str]) -> None:
+    first = ["sh", "-c", "seq 1 50; echo FAILED tests/test_a.py; exit 3"]
+    assert run_beside(first, [["sh", "-c", "sleep 0.3; echo passed"]], 2) == 3
+    before, after = capfd.readouterr().out.split("\nfailed with exit code 3: sh -c ")
+    assert before.endswith("FAILED tests/test_a.py\npassed\n")
+    assert after.splitlines()[-2:] == ["50", "FAILED tests/test_a.py"]
+    assert len(after.splitlines()) == 21
+
+
 @pytest.mark.slow
 def test_number_of_commands_at_a_time_is_bounded(tmp_path: Path) -> None:
     count = f"mkdir {tmp_path}/$$ && ls {tmp_path} | grep -v max | wc -l >> {tmp_path}/max"
