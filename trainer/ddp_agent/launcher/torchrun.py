@@ -25,7 +25,13 @@ from ddp_agent.failures import (
     from_exception,
     traceback_in_logs,
 )
-from ddp_agent.launcher import exit_patches, rendezvous_store, torchrun_patches, whole_lines
+from ddp_agent.launcher import (
+    exit_patches,
+    peer_stop,
+    rendezvous_store,
+    torchrun_patches,
+    whole_lines,
+)
 from ddp_agent.launcher.entry import run_rank
 from ddp_agent.launcher.signed_rendezvous import require_signatures
 from ddp_agent.processes.launch import RENDEZVOUS_KEY_ENV
@@ -109,6 +115,7 @@ def main(arguments: list[str], *, warm: bool = False) -> int:
     args = parse_args(arguments)
     attempt = int(os.environ[Env.ATTEMPT])
     whole_lines.apply()
+    peer_stop.apply()
     exit_patches.apply(lambda rank, failed: _of_rank(rank, failed, attempt, Path(args.log_dir)))
     try:
         _launch_forked(args) if warm else _launch_interpreters(args)

@@ -1,15 +1,14 @@
-"""Patch torchrun in this process: shorten waits in a recovery, and report all failed ranks.
+"""Patch torchrun in this process: shorten waits in a recovery, and see each end of a rank.
 
 torch has no settings for this. `apply` replaces the following private functions, each only if torch
-still has it. Without a patch the recovery is slower, or a failure is described less completely:
+still has it:
 
 - `dynamic_rendezvous._delay`: poll the rendezvous every 0.05 s, not once per second.
 - `_BackendRendezvousStateHolder`: keep no copy of the rendezvous state, which may be 1 s old.
-- `MultiprocessContext.close`: before torchrun stops the other local ranks, record which ranks have
-  failed by themselves. After a failure, kill the remaining ranks after 1 s, not after 30 s.
-- `MultiprocessContext._poll`: return all ranks that `close` has recorded. torch returns only one
-  rank, which often failed only because of another rank. Also add the missing result of a rank that
-  ended by `sys.exit()`, for which torch waits forever.
+- `MultiprocessContext.close`: wait as long after a requested stop as the job says. Kill ranks after
+  1 s, not after 30 s, if a signal interrupts their start.
+- `MultiprocessContext._poll`: add the missing result of a rank that ended by `sys.exit()`. torch
+  waits for it forever.
 
 Process: launcher (of a warm start).
 """
@@ -22,7 +21,6 @@ from collections.abc import Callable
 from typing import Any
 
 from torch.distributed.elastic.multiprocessing import api
-from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
 from ddp_agent.processes.launch import SHUTDOWN_ENV
@@ -30,13 +28,12 @@ from ddp_agent.processes.launch import SHUTDOWN_ENV
 RENDEZVOUS_POLL_SECONDS = 0.05
 """Seconds between two polls of the rendezvous. torch's default is 1 s, plus a state cache of 1
 s."""
-PEER_STOP_SECONDS = 1
-"""Seconds between SIGTERM and SIGKILL for the remaining local ranks after a failure. torch's
-default is 30 s."""
+INTERRUPTED_START_SECONDS = 1
+"""Seconds between SIGTERM and SIGKILL for ranks whose start a signal interrupts."""
 
 
 def apply() -> None:
-    """Shorten torchrun's waits in the rendezvous and after a failure. Report every failed rank."""
+    """Shorten torchrun's waits in the rendezvous, and let it see each end of a rank."""
     if hasattr(dynamic_rendezvous, "_delay"):
         dynamic_rendezvous._delay = _short_delay  # noqa: SLF001 (there is no setting)
     holder = getattr(dynamic_rendezvous, "_BackendRendezvousStateHolder", None)
@@ -44,8 +41,8 @@ def apply() -> None:
         holder.__init__ = functools.partialmethod(holder.__init__, cache_duration=0)
     context: Any = api.MultiprocessContext
     if hasattr(context, "_poll"):
-        context.close = _record_failures_in_close(context.close)
-        context._poll = _add_failures_to_poll(context._poll)  # noqa: SLF001 (likewise)
+        context.close = _wait_as_requested(context.close)
+        context._poll = _add_missing_results(context._poll)  # noqa: SLF001 (likewise)
     # torch logs the traceback of a rank that has already printed it.
     logging.getLogger(api.__name__).addFilter(lambda r: not str(r.msg).startswith("failed (exit"))
 
@@ -56,51 +53,34 @@ def _short_delay(seconds: Any) -> None:
     time.sleep(min(longest, RENDEZVOUS_POLL_SECONDS))
 
 
-def _record_failures_in_close(close: Callable[..., None]) -> Callable[..., None]:
-    """Wrap `close`: record which ranks had already failed, and stop the rest quickly.
+def _wait_as_requested(close: Callable[..., None]) -> Callable[..., None]:
+    """Wrap `close`: wait after SIGTERM as long as the job says.
 
-    torch passes a timeout only for a requested stop (before 2.13 always 30 s). After a failure it
-    uses the default, which this wrapper shortens.
+    Before 2.13 torch has no setting for a requested stop. Still today it calls `close` without a
+    timeout when a signal interrupts the start of ranks, and waits 30 s then.
     """
     requested = int(os.environ.get(SHUTDOWN_ENV, "0"))
 
     @functools.wraps(close)
     def patched(self: Any, death_sig: Any = None, timeout: int | None = None) -> None:
-        processes = self._pc.processes if self._pc else []
-        if not hasattr(self, "ddp_failed"):
-            self.ddp_failed = {i: p for i, p in enumerate(processes) if p.exitcode}
-        close(self, death_sig, PEER_STOP_SECONDS if timeout is None else max(timeout, requested))
+        wait = INTERRUPTED_START_SECONDS if timeout is None else max(timeout, requested)
+        close(self, death_sig, wait)
 
     return patched
 
 
-def _add_missing_results(context: Any) -> None:
-    """Add the result of ranks that exited with 0 by `sys.exit()` or `os._exit(0)`.
+def _add_missing_results(poll: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Wrap `_poll`: add the result of ranks that exited with 0 by `sys.exit()` or `os._exit(0)`.
 
     torch waits forever for the result that only a returning function delivers.
-    """
-    for rank, process in enumerate(context._pc.processes if context._pc else ()):  # noqa: SLF001
-        results = context._ret_vals[rank]  # noqa: SLF001 (there is no other access)
-        if process.exitcode == 0 and rank not in context._return_values and results.empty():  # noqa: SLF001
-            results.put(None)
-
-
-def _add_failures_to_poll(poll: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Wrap `_poll`: report all ranks that failed by themselves.
-
-    torch reports only one rank, which has often failed only because of another rank.
     """
 
     @functools.wraps(poll)
     def patched(self: Any) -> Any:
-        _add_missing_results(self)
-        result = poll(self)
-        if result is not None and result.failures:
-            for rank, process in getattr(self, "ddp_failed", {}).items():
-                failure = ProcessFailure(
-                    rank, process.pid, process.exitcode, self.error_files[rank]
-                )
-                result.failures.setdefault(rank, failure)
-        return result
+        for rank, process in enumerate(self._pc.processes if self._pc else ()):
+            results = self._ret_vals[rank]
+            if process.exitcode == 0 and rank not in self._return_values and results.empty():
+                results.put(None)
+        return poll(self)
 
     return patched
