@@ -105,7 +105,7 @@ class Job:
             follow: Whether to go on until the job is over.
             ranks: Ranks to show. The default is all of them, and the agents.
             attempt: Attempt to show. The default is all of them.
-            since: Age of the oldest line, or its time.
+            since: Age of the oldest line, or its time. A time without a time zone is local.
             run_directory: The run's directory, if its volume is mounted here, or that of
                 `copied_logs`. Its copies have the lines of pods that are gone.
 
@@ -187,11 +187,13 @@ class Job:
 
 
 def _begin(since: timedelta | datetime | None) -> datetime | None:
-    """Return the time of the oldest line that a user wants to see."""
-    if not isinstance(since, timedelta):
-        return since
+    """Return the time of the oldest line that a user wants to see, in UTC."""
+    if since is None:
+        return None
     try:
-        return datetime.now(UTC) - since
+        if isinstance(since, timedelta):
+            return datetime.now(UTC) - since
+        return since.astimezone(UTC)  # Without a time zone it is a time of this machine.
     except OverflowError as error:
         raise RequestError("since: must be an age of less than 2,000 years") from error
 

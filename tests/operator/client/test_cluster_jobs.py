@@ -2,6 +2,8 @@
 
 import threading
 import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from pathlib import Path
 from typing import Any
 
@@ -198,6 +200,29 @@ def test_logs_of_all_pods_are_merged_by_time(api: JobsApi) -> None:
     only = list(connect().get("digits").logs(ranks=[1]))
     assert {line.rank for line in only} == {1}
     assert list(connect().get("digits").logs(attempt=2)) == []
+
+
+@pytest.fixture
+def _in_tokyo(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with monkeypatch.context() as changed:
+        changed.setenv("TZ", "Asia/Tokyo")
+        time.tzset()
+        yield
+    time.tzset()
+
+
+@pytest.mark.usefixtures("_in_tokyo")
+@pytest.mark.parametrize("zone", [None, UTC, timezone(timedelta(hours=-7))])
+def test_logs_begin_at_a_time_in_any_zone(api: JobsApi, zone: tzinfo | None) -> None:
+    api.put(running(nodes=1))
+    api.logs["digits-0"] = log = PodLog()
+    for second in range(4):
+        log.add(second, f"[rank 0] line {second}")
+    since = datetime(2026, 3, 1, 12, 0, 2, tzinfo=UTC).astimezone(zone)
+    if zone is None:
+        since = since.replace(tzinfo=None)
+    lines = connect().get("digits").logs(since=since)
+    assert [line.text for line in lines] == ["line 2", "line 3"]
 
 
 def test_missing_pod_is_noted_and_the_others_are_shown(api: JobsApi) -> None:
