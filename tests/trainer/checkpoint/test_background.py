@@ -192,6 +192,7 @@ def test_required_save_gives_up_one_whose_process_always_ends(
     tmp_path: Path, starts: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(background, "_COMMAND", ENDS)
+    monkeypatch.setattr(background, "RESTART_SECONDS", 60.0)
     own = Background(step=5)
     own.process.start(ORDER.model_copy(update={"directory": str(tmp_path)}))
     begin = time.monotonic()
