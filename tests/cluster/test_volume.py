@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_trainer.checkpoint.format import PENDING, verify
+from ddp_trainer.checkpoint.format import PENDING, names_in, verify
 from tests.cluster.support import EVERY_UPDATE, Job, long_job
 from tests.fault_player import run_checks
 from tests.fault_player.faults import rank_process
@@ -67,9 +67,12 @@ def fill_volume(directory: Path) -> Path:
 
 
 def newest_checkpoint(job: Job) -> Path:
-    """Return the directory of the newest checkpoint, as a path of this machine."""
-    path = Path(job.status["lastCheckpoint"]["path"])
-    return job.run_directory / path.name
+    """Return the directory of the newest checkpoint, as a path of this machine.
+
+    The one that the status names may be deleted already, if the run saves often.
+    """
+    name = max(name for name in names_in(job.run_directory) if not name.suffix)
+    return job.run_directory / str(name)
 
 
 def has_save_warning(job: Job) -> bool:

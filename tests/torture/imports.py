@@ -35,9 +35,11 @@ def import_all(folder: Path) -> None:
 def _import_as(act: Act, world: int, home: Path) -> None:
     """Let all ranks call `act`, and import in this process what rank 0 has imported."""
 
+    known = set(sys.modules)
+
     def acted(home: Path, ranks: Ranks) -> str:
         act(home, ranks)
-        return json.dumps(list(sys.modules))
+        return json.dumps([name for name in sys.modules if name not in known])
 
     for name in json.loads(gangs.run(acted, world, home).answer):
         # A module that torch has made at run time cannot be imported.

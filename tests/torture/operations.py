@@ -185,7 +185,8 @@ def _child(
         if channel is not None:
             hand_over(channel, reads=reads)
         text = act()
-        os.write(answer, text.encode())
+        with open(answer, "wb", closefd=False) as pipe:
+            pipe.write(text.encode())  # `os.write` ends early if a signal arrives meanwhile.
         code = 0
     except BaseException:  # noqa: BLE001 (the parent reads the traceback in the output)
         traceback.print_exc()

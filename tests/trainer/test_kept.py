@@ -28,6 +28,7 @@ begun = step
 (out / f"begun-{rank}").write_text(str(step))
 """
 FAULT = """
+        (out / f"step-{rank}").write_text(str(step))
         if rank == 1 and step == begun + 6:
             match os.environ.get("FAULT"):
                 case "kill":
@@ -57,6 +58,11 @@ class Folders:
         self.out, self.records = path / "out", path / "records"
         self.out.mkdir()
         self.records.mkdir()
+
+    def reached(self, rank: int, step: int) -> bool:
+        """Return whether a rank has finished so many updates and begun the next one."""
+        path = self.out / f"step-{rank}"
+        return path.exists() and path.read_text() == str(step)
 
     def begun(self) -> set[int]:
         return {int(path.read_text()) for path in self.out.glob("begun-*")}
@@ -104,7 +110,7 @@ def test_rank_of_a_script_that_waits_for_a_hung_one_keeps_the_state(
     launcher: Launcher, folders: Folders
 ) -> None:
     gang = start(launcher, folders, 1, "hang")
-    gang.wait_until(lambda: len(folders.begun()) == 1, 60)
+    gang.wait_until(lambda: all(folders.reached(rank, 6) for rank in (0, 1)), 60)
     gang.wait_until(lambda: _sleeps(gang, 1), 60)
     ask_to_leave(folders.records, 1)
     gang.signal(0, signal.SIGTERM)

@@ -97,8 +97,9 @@ def test_process_that_dies_is_replaced_and_its_checkpoint_is_written(
     arguments = ("--max_steps=12", "--checkpoint.every_steps=6")
     gang = start(launcher, tmp_path, *arguments, fault="die")
     assert gang.wait() == [0, 0], gang.err(0)
-    (warning,) = warnings(gang)
-    assert warning == (
+    # A busy machine may add that the checkpoint is not written yet.
+    (ended,) = [text for text in warnings(gang) if "ended with" in text]
+    assert ended == (
         "the process that writes step-00000006.attempt-0 ended with exit code 9; a new one writes"
         " it"
     )
