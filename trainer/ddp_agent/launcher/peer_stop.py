@@ -2,16 +2,16 @@
 
 torchrun sends SIGTERM to the other ranks and waits up to 30 s for them. A rank that waits for a
 lost peer in a collective does not end by SIGTERM, so each recovery would begin 30 s late. torchrun
-then counts ranks that it ended itself as failed, too. It has no settings for this. `apply` changes
-both kinds of torchrun's contexts, of forked and of executed ranks:
+also counts ranks that it ended itself as failed. It has no settings for this. `apply` changes both
+kinds of torchrun's contexts, those of forked and of executed ranks. When torchrun finds a failed
+rank, the launcher
 
-1. torchrun finds a failed rank: ask the others to keep their state in memory (`ddp_wire.records`).
-2. Send them SIGTERM. Kill them after 1 s, or after 30 s while one writes its state.
-3. Let torchrun find that all have ended, and report the ranks that failed by themselves: the ranks
-   of step 1, and those that ended in step 2 by an error of their own. One of them may be the cause,
-   because a rank that raises an exception can end later than a rank that lost it.
+1. asks the other ranks to keep their state in memory (`ddp_wire.records`);
+2. sends them SIGTERM, and kills them after 1 s, or after 30 s while one writes its state;
+3. reports the failed ranks, and those that ended with an error of their own in step 2. One of these
+   may be the cause: a rank that prints its traceback can end after a rank that lost it.
 
-If all ranks have done their work, torchrun's own behaviour remains: they end by themselves.
+If all ranks have done their work, the others have torchrun's 30 s to end, and none is killed early.
 
 Process: launcher.
 """
@@ -37,9 +37,9 @@ PEER_STOP_SECONDS = 1.0
 """Seconds between SIGTERM and SIGKILL for the other ranks, unless one writes its state."""
 _POLL_SECONDS = 0.01
 _TORCHS_STOP_SECONDS = 30.0
-"""torchrun's own time for the ranks of a node to end, if all have done their work."""
+"""Seconds that torchrun itself gives the other ranks to end."""
 _ENDED_ON_REQUEST = (None, 0, -signal.SIGTERM, ExitCode.PREEMPTED)
-"""Exit codes of ranks that ended because of SIGTERM or, with None, did not end."""
+"""Exit codes of ranks that ended because of SIGTERM. None: it did not end, and was killed."""
 
 
 def apply() -> None:

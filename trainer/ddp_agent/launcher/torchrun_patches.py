@@ -56,8 +56,8 @@ def _short_delay(seconds: Any) -> None:
 def _wait_as_requested(close: Callable[..., None]) -> Callable[..., None]:
     """Wrap `close`: wait after SIGTERM as long as the job says.
 
-    Before 2.13 torch has no setting for a requested stop. Still today it calls `close` without a
-    timeout when a signal interrupts the start of ranks, and waits 30 s then.
+    Before 2.13 torch has no setting for this. Every version calls `close` without a timeout if a
+    signal interrupts the start of ranks, and would wait 30 s then.
     """
     requested = int(os.environ.get(SHUTDOWN_ENV, "0"))
 
