@@ -125,12 +125,12 @@ class _Commands:
             for ended in [each for each in running if each.process.poll() is not None]:
                 running.remove(ended)
                 failed = failed or ended.process.returncode
+            if self._followed is not None:
+                self._followed.print_new_output()
             if self._followed not in running:
                 self._followed = None
             while self._left and len(running) < self._at_once:
                 running.append(self._start(self._left.popleft()))
-            if self._followed is not None:
-                self._followed.print_new_output()
             time.sleep(_POLL_SECONDS)
         return failed
 

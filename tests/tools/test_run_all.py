@@ -49,6 +49,19 @@ def test_output_of_parallel_commands_follows_at_the_end(
     assert capfd.readouterr().out == "a\nb\nc\n"
 
 
+def test_output_of_an_ended_command_is_whole_before_the_next_one_is_printed(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    scripts = [
+        "echo a; sleep 0.3; echo end of a",
+        f"while [ ! -e {tmp_path}/c ]; do sleep 0.05; done; echo b",
+    ]
+    scripts.append(f"echo c; sleep 0.3; touch {tmp_path}/c")
+    first, *others = [["sh", "-c", script] for script in scripts]
+    assert run_beside(first, others, 2) == 0
+    assert capfd.readouterr().out == "a\nend of a\nc\nb\n"
+
+
 def test_reason_of_a_failure_is_repeated_at_the_end(capfd: pytest.CaptureFixture[str]) -> None:
     first = ["sh", "-c", "seq 1 50; echo FAILED tests/test_a.py; exit 3"]
     assert run_beside(first, [["sh", "-c", "sleep 0.3; echo passed"]], 2) == 3
