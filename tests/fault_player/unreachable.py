@@ -12,7 +12,7 @@ from ddp_wire.contract import AGENT_PORT
 from ddp_wire.messages import Heartbeat
 from tests.fault_player.containers import processes
 from tests.harness.cluster import Cluster
-from tests.harness.install import operator_pods
+from tests.harness.install import eventually, operator_pods
 
 JSON = dict[str, Any]
 
@@ -23,7 +23,14 @@ _DROP = f"add rule {_TABLE} out tcp dport {AGENT_PORT} drop"
 
 @contextmanager
 def unreachable_agents(cluster: Cluster) -> Iterator[None]:
-    """Drop all packets from the operator to agents for the time of the context."""
+    """Drop all packets from the operator to agents for the time of the context.
+
+    The pod of an earlier test's operator may still be ending, so wait until one pod is left.
+
+    Raises:
+        TimeoutError: There is not exactly one operator pod within a minute.
+    """
+    eventually(lambda: len(operator_pods(cluster)) == 1, "only one operator is left")
     (operator,) = operator_pods(cluster)
     container = operator["spec"]["containers"][0]["name"]
     pid = next(iter(processes(operator, container).values()))
