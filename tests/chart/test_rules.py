@@ -171,6 +171,14 @@ CASES = {
             (operator("ddp_operator_event_loop_lag_seconds_bucket", le="+Inf"), "0+600x300"),
         ),
     ),
+    "DDPOperatorNotificationsLost": Case(
+        fires=((operator("ddp_operator_notifications_total", result="failed"), "0x40 1x300"),),
+        quiet=(
+            (operator("ddp_operator_notifications_total", result="failed"), "3x300"),
+            (operator("ddp_operator_notifications_total", result="dropped"), "0x300"),
+            (operator("ddp_operator_notifications_total", result="delivered"), "0+9x300"),
+        ),
+    ),
     "DDPAgentsSilent": Case(
         fires=(
             (operator("ddp_operator_agents", state="silent"), "9x300"),
