@@ -13,7 +13,8 @@ class CommandCode(IntEnum):
     BAD_INPUT = 2
     """Invalid command line or manifest, or there is no such job or file."""
     NO_CLUSTER = 3
-    """No cluster is configured, or the API server does not answer or refuses the request."""
+    """No cluster is configured, or the API server does not answer or refuses the request. For
+    `logs`: lines of a pod are missing."""
     TIMEOUT = 124
     """The time of `--timeout` is over."""
     INTERRUPTED = 130

@@ -93,6 +93,10 @@ class Backend(Protocol):
     def notes(self) -> list[str]:
         """Return what the last call could not read, as sentences."""
 
+    @property
+    def lost_lines(self) -> bool:
+        """Return whether the last call could not read lines of a log that exists."""
+
 
 def event_time(event: Json) -> str:
     """Return the time of the newest occurrence of an Event, as text in UTC."""

@@ -27,6 +27,9 @@ _CORE, _JOBS = "/api/v1", f"/apis/{API_VERSION}"
 _METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 """Media type of lists without the specs of pods, which contain secrets."""
 
+_NO_LOG = {HTTPStatus.BAD_REQUEST, HTTPStatus.NOT_FOUND}
+"""Answers of the API server if a container has not started yet, or its pod is gone."""
+
 
 class ClusterJobs:
     """The jobs of one namespace, with the rights of the user's kubeconfig."""
@@ -52,6 +55,7 @@ class ClusterJobs:
             f" --context {context}" if context else ""
         )
         self._notes: list[str] = []
+        self._lost_lines = False
 
     @property
     def place(self) -> str:
@@ -70,6 +74,11 @@ class ClusterJobs:
     def notes(self) -> list[str]:
         """Return what the last call could not read."""
         return self._notes
+
+    @property
+    def lost_lines(self) -> bool:
+        """Return whether the last call could not read lines of a log that exists."""
+        return self._lost_lines
 
     def read(self, name: str) -> Json:
         """Return a DDPJob object."""
@@ -182,7 +191,7 @@ class ClusterJobs:
 
     def lines(self, name: str, wanted: Wanted, *, follow: bool) -> Iterator[LogLine]:
         """Yield the output of a job in order. With `follow`, go on until the job is over."""
-        self._notes = []
+        self._notes, self._lost_lines = [], False
         job = parse_job(self.read(name))
         if not follow:
             return wanted_lines(self._past_lines(job, wanted.since), wanted)
@@ -196,7 +205,8 @@ class ClusterJobs:
         try:
             yield from follower
         finally:
-            self._notes += [f"{pod}: {why}" for pod, why in sorted(follower.problems.items())]
+            for pod, error in sorted(follower.problems.items()):
+                self._note_log(pod, error)
 
     def _past_lines(self, job: DDPJob, since: datetime | None) -> Iterator[LogLine]:
         lines: list[LogLine] = []
@@ -206,8 +216,13 @@ class ClusterJobs:
                 # A log that breaks keeps its first lines.
                 lines.extend(map(parser.parse, self._open_log(pod, since, follow=False)))
             except ClusterError as error:
-                self._notes.append(f"{pod}: {error}")
+                self._note_log(pod, error)
         yield from in_order(lines)
+
+    def _note_log(self, pod: str, error: ClusterError) -> None:
+        self._notes.append(f"{pod}: {error}")
+        if error.status not in _NO_LOG:
+            self._lost_lines = True
 
     def _is_over(self, name: str, uid: str) -> bool:
         try:

@@ -64,8 +64,8 @@ class PodFollower:
         """Number of lines that were passed on."""
         self._stream: LineStream | None = None
         self._stopped = threading.Event()
-        self.problem = ""
-        """Why the log cannot be read, or empty."""
+        self.problem: ClusterError | None = None
+        """Why the log cannot be read."""
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -99,9 +99,9 @@ class PodFollower:
         except ClusterError as error:
             # A pod that is gone after its log was read has no problem.
             if error.status != HTTPStatus.NOT_FOUND or self._stream is None:
-                self.problem = str(error)
+                self.problem = error
             return not error.status or error.status >= HTTPStatus.INTERNAL_SERVER_ERROR
-        self.problem = ""
+        self.problem = None
         return False
 
     def _read(self, stream: LineStream) -> None:
@@ -150,7 +150,7 @@ class JobFollower:
         self._lines: queue.SimpleQueue[tuple[float, LogLine]] = queue.SimpleQueue()
         self._followers: dict[str, PodFollower] = {}
         self._over = threading.Event()
-        self.problems: dict[str, str] = {}
+        self.problems: dict[str, ClusterError] = {}
         """Why the log of a pod could not be read, by pod."""
 
     def __iter__(self) -> Iterator[LogLine]:
@@ -173,7 +173,7 @@ class JobFollower:
         finally:
             for pod, follower in self._followers.items():
                 follower.stop()
-                if follower.problem:
+                if follower.problem is not None:
                     self.problems[pod] = follower.problem
 
     def _look(self) -> None:

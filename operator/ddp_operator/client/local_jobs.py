@@ -76,6 +76,11 @@ class LocalJobs:
         """Return nothing, because all files of a folder can be read."""
         return []
 
+    @property
+    def lost_lines(self) -> bool:
+        """Return false, because all files of a folder can be read."""
+        return False
+
     def read(self, name: str) -> Json:
         """Return the DDPJob object of a run."""
         folder = self._folder(name)

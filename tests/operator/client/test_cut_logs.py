@@ -131,7 +131,7 @@ def followed(log: Log) -> tuple[list[str], str]:
     follower = PodFollower("digits-0", log.open, shown.append, lambda: True, None)
     follower._thread.join(60)
     assert follower.ended
-    return [line.text for line in shown], follower.problem
+    return [line.text for line in shown], str(follower.problem or "")
 
 
 def test_request_that_breaks_early_repeats_no_line_of_an_earlier_one() -> None:
@@ -171,11 +171,11 @@ def started(api: JobsApi, lines: int = 5) -> PodLog:
     return log
 
 
-def test_cut_log_is_shown_with_a_note(api: JobsApi) -> None:
+def test_cut_log_is_shown_with_a_note_and_an_exit_code(api: JobsApi) -> None:
     started(api).cuts = [3]
     ended = CliRunner().invoke(main, ["logs", "digits"])
     assert ended.stdout == "".join(f"[rank 0] line {one}\n" for one in range(3))
-    assert ended.stderr == f"ddpjob: digits-0: {CUT}\n"
+    assert (ended.exit_code, ended.stderr) == (3, f"ddpjob: digits-0: {CUT}\n")
 
 
 def test_followed_log_of_an_ended_job_is_whole_after_breaks(api: JobsApi) -> None:
@@ -188,14 +188,31 @@ def test_followed_log_of_an_ended_job_is_whole_after_breaks(api: JobsApi) -> Non
     assert (ended.exit_code, ended.stderr) == (0, "")
 
 
-def test_followed_log_that_stays_cut_has_a_note(api: JobsApi) -> None:
+def test_followed_log_that_stays_cut_has_a_note_and_an_exit_code(api: JobsApi) -> None:
     log = started(api)
     log.cuts = [2] * 100
     log.end()
     finish(api, running(nodes=1))
     ended = CliRunner().invoke(main, ["logs", "digits", "-f"])
     assert ended.stdout == "[rank 0] line 0\n[rank 0] line 1\n"
-    assert ended.stderr == f"ddpjob: digits-0: {CUT}\n"
+    assert (ended.exit_code, ended.stderr) == (3, f"ddpjob: digits-0: {CUT}\n")
+
+
+@pytest.mark.parametrize("options", [[], ["-f"]])
+def test_pod_without_a_log_has_a_note_and_is_no_error(api: JobsApi, options: list[str]) -> None:
+    """The log of a pod that is gone does not exist any more. All others are whole."""
+    started(api).end()
+    finish(api, running(nodes=2))
+    ended = CliRunner().invoke(main, ["logs", "digits", *options])
+    assert ended.stdout == "".join(f"[rank 0] line {one}\n" for one in range(5))
+    assert (ended.exit_code, ended.stderr) == (0, "ddpjob: digits-1: the pod is gone\n")
+
+
+def test_next_logs_of_the_same_client_are_whole_again(api: JobsApi) -> None:
+    started(api).cuts = [3]
+    found = connect().get("digits")
+    assert (len(list(found.logs())), found.backend.lost_lines) == (3, True)
+    assert (len(list(found.logs())), found.backend.lost_lines) == (5, False)
 
 
 def test_pod_that_is_gone_after_its_whole_log_has_no_note(api: JobsApi) -> None:

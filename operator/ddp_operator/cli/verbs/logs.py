@@ -1,6 +1,7 @@
 """`ddpjob logs`."""
 
 import json
+import sys
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import click
 
 from ddp_operator.cli.durations import parse_duration
 from ddp_operator.cli.errors import one_sentence
+from ddp_operator.cli.exit_codes import CommandCode
 from ddp_operator.cli.log_view import LogView
 from ddp_operator.cli.options import Place, place_options
 from ddp_operator.cli.output import print_notes
@@ -80,6 +82,8 @@ def command(
     print_notes(job.backend.notes())
     if not shown and not job.backend.notes():
         print_notes([f"{name} has no such lines"])
+    if job.backend.lost_lines:
+        sys.exit(CommandCode.NO_CLUSTER)
 
 
 def _directory(
