@@ -8,6 +8,7 @@ import importlib
 import json
 import multiprocessing
 import os
+import re
 import signal
 import sys
 import time
@@ -24,6 +25,8 @@ from tests.harness.one_gpu import share_one_gpu
 from tests.harness.ports import free_port
 
 HERE = Path(__file__).parent
+_LOOK_SECONDS = 0.5
+"""Seconds for which a rank that hangs has not woken up. No loop of a rank polls more rarely."""
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["ddp_trainer.train", "torch._dynamo"])
 
@@ -66,10 +69,27 @@ class Gang:
             assert any(process.is_alive() for process in self.processes), self.err(0)
             time.sleep(0.01)
 
+    def sleeps(self, rank: int) -> bool:
+        """Return whether the main thread of a rank sleeps for long, as it does when a task hangs.
+
+        A loop that polls sleeps as well, and so does `time.sleep(0)` for a moment, but they wake up
+        between two looks.
+        """
+        process = Path(f"/proc/{self.processes[rank].pid}")
+        before = _wakes(process)
+        time.sleep(_LOOK_SECONDS)
+        return "nanosleep" in (process / "wchan").read_text() and _wakes(process) == before
+
     def signal(self, rank: int, number: signal.Signals) -> None:
         pid = self.processes[rank].pid
         assert pid is not None
         os.kill(pid, number)
+
+
+def _wakes(process: Path) -> str:
+    """Return the number of times that a thread has begun to wait."""
+    (line,) = re.findall("^voluntary_ctxt.*$", (process / "status").read_text(), re.MULTILINE)
+    return str(line)
 
 
 class Launcher:

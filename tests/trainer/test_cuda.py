@@ -137,8 +137,7 @@ def test_ranks_that_wait_for_a_hung_one_keep_their_state(
     hang = ["--task.die_rank=1", "--task.die_after=8", "--task.die_how=hang"]
     hung = launcher.train(*arguments, *hang, world=2, DDP_ATTEMPT="1", **variables)
     hung.wait_until(lambda: (hung.folder / "0.out").exists() and bool(hung.events("start")), 60)
-    pid = hung.processes[1].pid
-    hung.wait_until(lambda: "nanosleep" in Path(f"/proc/{pid}/wchan").read_text(), 60)
+    hung.wait_until(lambda: hung.sleeps(1), 60)
     ask_to_leave(records, 1)
     for rank in range(2):
         hung.signal(rank, signal.SIGTERM)

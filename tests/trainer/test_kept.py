@@ -111,7 +111,7 @@ def test_rank_of_a_script_that_waits_for_a_hung_one_keeps_the_state(
 ) -> None:
     gang = start(launcher, folders, 1, "hang")
     gang.wait_until(lambda: all(folders.reached(rank, 6) for rank in (0, 1)), 60)
-    gang.wait_until(lambda: _sleeps(gang, 1), 60)
+    gang.wait_until(lambda: gang.sleeps(1), 60)
     ask_to_leave(folders.records, 1)
     gang.signal(0, signal.SIGTERM)
     gang.processes[0].join(30)
@@ -120,11 +120,6 @@ def test_rank_of_a_script_that_waits_for_a_hung_one_keeps_the_state(
     last = start(launcher, folders, 2)
     assert last.wait() == [0, 0], last.err(0)
     assert folders.begun() == {6}
-
-
-def _sleeps(gang: Gang, rank: int) -> bool:
-    pid = gang.processes[rank].pid
-    return "nanosleep" in Path(f"/proc/{pid}/wchan").read_text()
 
 
 @pytest.fixture

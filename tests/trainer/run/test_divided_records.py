@@ -1,10 +1,8 @@
 """Tests of records of ranks that hold parts of the state which no other rank holds."""
 
 import json
-import re
 import shutil
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +39,6 @@ PARTS: dict[str, dict[str, Any]] = {
         "task": {"batch_norm": True, "samples": 36},
     },
 }
-_POLL_SECONDS = 0.5
-"""Longer than any sleep of a loop that polls."""
 QUICK = {"zero1", "fsdp2", "powersgd"}
 FILES = ("model", "optimizer", "ema", "compression", "buffers", "task")
 
@@ -75,30 +71,12 @@ class Runs:
         hang = ["--task.die_rank=1", f"--task.die_after={after}", "--task.die_how=hang"]
         gang = self.start(*hang, attempt=attempt)
         gang.wait_until(lambda: (gang.folder / "0.out").exists() and bool(gang.events("start")), 60)
-        gang.wait_until(lambda: _sleeps(gang, 1), 60)
+        gang.wait_until(lambda: gang.sleeps(1), 60)
         ask_to_leave(self.folders.records, attempt)
         for rank in range(self.world):
             gang.signal(rank, signal.SIGTERM)
         assert gang.wait() == [ExitCode.PREEMPTED] * self.world, gang.err(0)
         return gang
-
-
-def _sleeps(gang: Gang, rank: int) -> bool:
-    """Return whether the main thread of a rank sleeps, as it does when it hangs in this test.
-
-    A loop that polls sleeps as well, but wakes up between two looks.
-    """
-    process = Path(f"/proc/{gang.processes[rank].pid}")
-    before = _wakes(process)
-    time.sleep(_POLL_SECONDS)
-    return "nanosleep" in (process / "wchan").read_text() and _wakes(process) == before
-
-
-def _wakes(process: Path) -> str:
-    (line,) = re.findall(
-        "^voluntary_ctxt_switches.*$", (process / "status").read_text(), re.MULTILINE
-    )
-    return str(line)
 
 
 def ends(folder: Path) -> dict[str, bytes | None]:

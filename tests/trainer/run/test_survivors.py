@@ -91,7 +91,7 @@ def test_rank_that_waits_in_a_collective_leaves_with_its_state(
     hang = ["--task.die_rank=1", "--task.die_after=5", "--task.die_how=hang"]
     hung = launcher.train(*arguments, *hang, world=2, **folders.variables(4))
     hung.wait_until(lambda: (hung.folder / "0.out").exists() and bool(hung.events("start")))
-    hung.wait_until(lambda: _sleeps(hung, 1))
+    hung.wait_until(lambda: hung.sleeps(1))
     ask_to_leave(folders.records, 4)
     hung.signal(0, signal.SIGTERM)
     hung.processes[0].join(30)
@@ -103,12 +103,6 @@ def test_rank_that_waits_in_a_collective_leaves_with_its_state(
     assert resumed(last) == [5]
     assert whole.wait() == [0, 0]
     assert final_bytes(folders.whole) == final_bytes(folders.broken)
-
-
-def _sleeps(gang: Gang, rank: int) -> bool:
-    """Return whether the main thread of a rank sleeps, as it does when it hangs in this test."""
-    pid = gang.processes[rank].pid
-    return "nanosleep" in Path(f"/proc/{pid}/wchan").read_text()
 
 
 @pytest.mark.slow
