@@ -17,7 +17,14 @@ from aiohttp import web
 from bench.scale.conduct import Conduct, be_hostile, be_silent
 from ddp_operator.reconcile.pod_view import view_pod
 from ddp_wire import contract
-from ddp_wire.messages import AgentPhase, AgentStatus, Heartbeat, Progress, RankPhase
+from ddp_wire.messages import (
+    AgentPhase,
+    AgentStatus,
+    Heartbeat,
+    Progress,
+    RankPhase,
+    Timeline,
+)
 from ddp_wire.orders import order_from_text
 from ddp_wire.signatures import (
     NONCE_HEADER,
@@ -87,8 +94,13 @@ class _Agent:
             phase=AgentPhase.TRAINING if trains else AgentPhase.WAITING,
             since=self.gang.since if trains else self.first_seen,
             ranks=ranks if trains else [],
+            timeline=self._timeline(),
             progress=progress if trains and self.index == 0 else None,
         )
+
+    def _timeline(self) -> Timeline:
+        since = self.gang.since if self.gang.complete.is_set() else None
+        return Timeline(ordered=self.first_seen, joined=since, stepped=since)
 
     async def wait_for_change(self, seconds: float) -> None:
         """Wait until all pods of the job run, or until the given time has passed."""
