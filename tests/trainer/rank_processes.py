@@ -26,7 +26,7 @@ from tests.harness.ports import free_port
 
 HERE = Path(__file__).parent
 _LOOK_SECONDS = 0.5
-"""Seconds for which a rank that hangs has not woken up. No loop of a rank polls more rarely."""
+"""Seconds between two looks at a rank that may hang. No loop of a rank sleeps longer."""
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["ddp_trainer.train", "torch._dynamo"])
 
@@ -76,9 +76,9 @@ class Gang:
         between two looks.
         """
         process = Path(f"/proc/{self.processes[rank].pid}")
-        before = _wakes(process)
+        before = _waits(process)
         time.sleep(_LOOK_SECONDS)
-        return "nanosleep" in (process / "wchan").read_text() and _wakes(process) == before
+        return "nanosleep" in (process / "wchan").read_text() and _waits(process) == before
 
     def signal(self, rank: int, number: signal.Signals) -> None:
         pid = self.processes[rank].pid
@@ -86,8 +86,8 @@ class Gang:
         os.kill(pid, number)
 
 
-def _wakes(process: Path) -> str:
-    """Return the number of times that a thread has begun to wait."""
+def _waits(process: Path) -> str:
+    """Return how many times the main thread of a process has begun to wait, as a line of text."""
     (line,) = re.findall("^voluntary_ctxt.*$", (process / "status").read_text(), re.MULTILINE)
     return str(line)
 

@@ -100,7 +100,7 @@ class ClusterJobs:
 
     def finished(self, *, everywhere: bool = False) -> list[FinishedJob]:
         """Return the finished jobs in the list of the namespace, or in the lists of all of them."""
-        self._notes = []
+        self._forget_notes()
         path = f"{_CORE}/configmaps" if everywhere else self._core_path("configmaps")
         query = {"fieldSelector": f"metadata.name={CONFIG_MAP}"}
         try:
@@ -191,7 +191,7 @@ class ClusterJobs:
 
     def lines(self, name: str, wanted: Wanted, *, follow: bool) -> Iterator[LogLine]:
         """Yield the output of a job in order. With `follow`, go on until the job is over."""
-        self._notes, self._lost_lines = [], False
+        self._forget_notes()
         job = parse_job(self.read(name))
         if not follow:
             return wanted_lines(self._past_lines(job, wanted.since), wanted)
@@ -218,6 +218,10 @@ class ClusterJobs:
             except ClusterError as error:
                 self._note_log(pod, error)
         yield from in_order(lines)
+
+    def _forget_notes(self) -> None:
+        """Forget what an earlier call could not read."""
+        self._notes, self._lost_lines = [], False
 
     def _note_log(self, pod: str, error: ClusterError) -> None:
         self._notes.append(f"{pod}: {error}")
@@ -287,15 +291,17 @@ class ClusterJobs:
 
     def history(self, name: str) -> Iterator[bytes]:
         """Yield the lines of the log of node 0, which has the run's events."""
-        self._notes = []
+        self._forget_notes()
         job = parse_job(self.read(name))
         pod = job.status.first_pod or pod_name(job, 0)
         query = {"container": WORKER_CONTAINER}
         try:
             yield from self._api.stream(self._log_path(pod), query)
         except ClusterError as error:
-            gone = error.status == HTTPStatus.NOT_FOUND
-            self._notes.append(f"the pod {pod} is gone" if gone else f"{pod}: {error}")
+            if error.status == HTTPStatus.NOT_FOUND:
+                self._notes.append(f"the pod {pod} is gone")
+            else:
+                self._note_log(pod, error)
 
     def events(self, name: str) -> list[Json]:
         """Return the Events about a job, oldest first."""

@@ -248,7 +248,7 @@ def test_metrics_and_report_of_a_cut_log_name_it(
     log.cuts = [2, 2]
     found = connect().get("digits")
     assert [row["step"] for row in found.metrics()] == [10, 20]
-    assert found.backend.notes() == [f"digits-0: {CUT}"]
+    assert (found.backend.notes(), found.backend.lost_lines) == ([f"digits-0: {CUT}"], True)
     ended = CliRunner().invoke(main, ["report", "digits"])
     assert ended.exit_code == 0
     page = Path("digits-report.html").read_text()
